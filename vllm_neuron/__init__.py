@@ -1,0 +1,30 @@
+"""vLLM plugin for AWS Trainium: building blocks, loading and runtime.
+
+Importing this package is cheap: neither torch nor vLLM is loaded until a submodule that needs it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+__version__ = "0.1.0"
+
+PLATFORM = "vllm_neuron.vllm.platform.NeuronPlatform"
+logger = logging.getLogger(__name__)
+
+
+def register() -> str | None:
+    """Entry point ``vllm.platform_plugins``: the platform's qualified name, or None to decline.
+
+    vLLM calls this in every process, twice for each resolution, and hides exceptions; so it only looks and answers.
+    """
+    from vllm_neuron import envs
+
+    if envs.VLLM_NEURON_CPU_MODE or any(Path("/dev").glob("neuron*")):
+        return PLATFORM
+    logger.warning(
+        "vllm_neuron declines: no /dev/neuron* device, and VLLM_NEURON_CPU_MODE is not set. "
+        "Set VLLM_NEURON_CPU_MODE=1 to run on the CPU; `onboard doctor` explains the rest."
+    )
+    return None

@@ -1,0 +1,127 @@
+"""Every environment variable of the plugin: one typed table, read through attributes.
+
+``envs.VLLM_NEURON_CPU_MODE`` parses the variable at each access, so a test or a parent process can change it; a value
+that does not parse raises :class:`vllm_neuron.errors.ConfigError`. Nothing else in the project reads ``os.environ``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_neuron.errors import ConfigError, nearest
+
+PREFIX = "VLLM_NEURON_"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: its type as words, default, parser and meaning."""
+
+    name: str
+    kind: str
+    default: Any
+    parse: Callable[[str], Any]
+    doc: str
+
+
+def _bool(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("one of 1, 0, true, false, yes, no, on, off")
+
+
+def _int(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"an integer of {minimum} or more") from None
+        if value < minimum:
+            raise ValueError(f"an integer of {minimum} or more")
+        return value
+
+    return parse
+
+
+def _choice(*options: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in options:
+            raise ValueError("one of " + ", ".join(options))
+        return text
+
+    return parse
+
+
+VARIABLES: dict[str, Variable] = {
+    v.name: v
+    for v in (
+        Variable("VLLM_NEURON_CPU_MODE", "bool", False, _bool,
+                 "Run the same statically shaped code on this machine's CPU. Without it the plugin needs /dev/neuron*."),
+        Variable("VLLM_NEURON_LOG_LEVEL", "choice", "INFO", _choice("DEBUG", "INFO", "WARNING", "ERROR"),
+                 "Level of the plugin's own log lines."),
+        Variable("VLLM_NEURON_KERNELS", "choice", "auto", _choice("auto", "off", "require"),
+                 "auto: an operation takes its kernel where it applies; off: plain torch references only; "
+                 "require: a refused kernel is an error."),
+        Variable("VLLM_NEURON_CPU_THREADS", "int", 0, _int(0),
+                 "Threads for one rank in CPU mode; 0 divides the cores that this process may use among the ranks."),
+        Variable("VLLM_NEURON_CPU_KV_GIB", "int", 0, _int(0),
+                 "KV cache budget of one rank in CPU mode, in GiB; 0 takes gpu_memory_utilization of what is free, "
+                 "capped at 4 GiB."),
+        Variable("VLLM_NEURON_MODEL_PACKAGE", "str", "", str,
+                 "Distribution whose model wins when several register the same architecture."),
+    )
+}
+
+
+def read(name: str) -> Any:
+    """The parsed value of one variable, or its default when unset.
+
+    Raises:
+        ConfigError: the text does not parse, or no such variable exists.
+    """
+    variable = VARIABLES.get(name)
+    if variable is None:
+        raise ConfigError("environment", name, "a variable that vllm_neuron.envs lists", nearest(name, VARIABLES))
+    text = os.environ.get(name)
+    if text is None:
+        return variable.default
+    try:
+        return variable.parse(text)
+    except ValueError as error:
+        raise ConfigError(name, text, str(error), f"Set {name} to such a value or unset it.") from None
+
+
+def check_all() -> None:
+    """Parse every variable once and refuse unknown names that start with the prefix.
+
+    Raises:
+        ConfigError: naming the first wrong variable.
+    """
+    for name in os.environ:
+        if name.startswith(PREFIX):
+            read(name)
+
+
+def __getattr__(name: str) -> Any:
+    if name in VARIABLES:
+        return read(name)
+    raise AttributeError(f"module {__name__!r} has no variable {name!r}. {nearest(name, VARIABLES)}")
+
+
+def foreign(name: str, default: str = "") -> str:
+    """A variable that belongs to another program (``VLLM_PLUGINS``, ``HF_HOME``, ...), as text."""
+    return os.environ.get(name, default)
+
+
+def set_foreign(name: str, value: str, *, only_if_unset: bool = True) -> None:
+    """Set another program's variable for this process and its children."""
+    if only_if_unset:
+        os.environ.setdefault(name, value)
+    else:
+        os.environ[name] = value
