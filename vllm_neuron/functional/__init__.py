@@ -1,0 +1,57 @@
+"""Building operations (``import vllm_neuron.functional as NF``): each a plain-torch reference, kernels, and a reason.
+
+``NF.mlp(...)`` runs the kernel that the current target has for these shapes, or the reference; ``NF.mlp.reference(...)``
+always runs the reference; ``NF.mlp.explain(...)`` says what each kernel answers.
+"""
+
+from vllm_neuron.functional.attention import attention_decode, flash_attention, kv_write, segmented_attention
+from vllm_neuron.functional.embedding import argmax, embedding, topk
+from vllm_neuron.functional.mlp import activation, mlp
+from vllm_neuron.functional.norm import rms_norm
+from vllm_neuron.functional.operation import (
+    OPERATIONS,
+    YES,
+    Operation,
+    Support,
+    calls,
+    get,
+    no,
+    operation,
+    refusals,
+    set_target,
+    use_kernels,
+)
+from vllm_neuron.functional.projection import linear, o_proj, qkv_proj
+from vllm_neuron.functional.rotary import rotary, rotary_table
+from vllm_neuron.functional.weight import Matrix, PackedWeight
+
+__all__ = [
+    "OPERATIONS",
+    "YES",
+    "Matrix",
+    "Operation",
+    "PackedWeight",
+    "Support",
+    "activation",
+    "argmax",
+    "attention_decode",
+    "calls",
+    "embedding",
+    "flash_attention",
+    "get",
+    "kv_write",
+    "linear",
+    "mlp",
+    "no",
+    "o_proj",
+    "operation",
+    "qkv_proj",
+    "refusals",
+    "rms_norm",
+    "rotary",
+    "rotary_table",
+    "segmented_attention",
+    "set_target",
+    "topk",
+    "use_kernels",
+]

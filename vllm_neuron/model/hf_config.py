@@ -1,0 +1,70 @@
+"""Reading a Hugging Face config object without a silent default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_neuron.errors import ConfigError, UnsupportedError
+
+_MISSING = object()
+
+
+def require(hf_config: Any, name: str) -> Any:
+    """A field that the model can't do without.
+
+    Raises:
+        ConfigError: the field is absent or null.
+    """
+    value = getattr(hf_config, name, None)
+    if value is None:
+        raise ConfigError(f"config.{name}", value, "a value", "Add it to the model's config.json.")
+    return value
+
+
+def refuse_unless(hf_config: Any, name: str, *allowed: Any) -> None:
+    """Stop when an optional field asks for something that the model's code does not do.
+
+    Args:
+        hf_config: the config; a field that it lacks passes.
+        name: the field.
+        allowed: values that change nothing.
+
+    Raises:
+        UnsupportedError: naming field and value.
+    """
+    value = getattr(hf_config, name, _MISSING)
+    if value is not _MISSING and value not in allowed:
+        expected = " or ".join(repr(a) for a in allowed)
+        raise UnsupportedError(f"config.{name}", value, expected, "This model's code does not implement it.")
+
+
+def head_size(hf_config: Any) -> int:
+    """``head_dim``, or ``hidden_size / num_attention_heads`` when it is absent or null.
+
+    Raises:
+        ConfigError: ``head_dim`` is not given and the heads do not divide the hidden size.
+    """
+    given = getattr(hf_config, "head_dim", None)
+    if given is not None:
+        return int(given)
+    hidden, heads = require(hf_config, "hidden_size"), require(hf_config, "num_attention_heads")
+    if hidden % heads:
+        raise ConfigError("config.head_dim", None, f"a value, since {heads} heads do not divide hidden_size {hidden}")
+    return hidden // heads
+
+
+def rope_parameters(hf_config: Any, layer_type: str | None = None) -> Mapping[str, Any]:
+    """The rotary settings, of one layer type where the config has a block for each.
+
+    Raises:
+        ConfigError: there are none, or none of that layer type.
+    """
+    parameters = getattr(hf_config, "rope_parameters", None)
+    if not parameters:
+        raise ConfigError("config.rope_parameters", parameters, "rotary settings")
+    if layer_type is None:
+        return parameters
+    if layer_type not in parameters:
+        raise ConfigError("config.rope_parameters", sorted(parameters), f"a block named {layer_type}")
+    return parameters[layer_type]
