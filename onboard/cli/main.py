@@ -1,0 +1,147 @@
+"""Entry point of the `onboard` command: the table of commands, and the one place that turns errors into exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+from typer.exceptions import TyperException
+
+from onboard import __version__
+from onboard.cli.exits import MEANINGS, Exit
+from onboard.cli.lazy import LazyCommand, LazyGroup
+from vllm_neuron.errors import NeuronError
+
+COMMANDS: dict[str, LazyCommand] = {
+    "demo": LazyCommand("onboard.cli.demo", "Serve the two demo models through the plugin and ask each a question."),
+    "demo-model": LazyCommand("onboard.cli.demo_model", "Write a real checkpoint folder from an installed package."),
+    "doctor": LazyCommand("onboard.cli.doctor", "Explain why the plugin is or is not active, and what to set."),
+}
+
+EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {text}" for code, text in MEANINGS.items())
+
+
+class OnboardGroup(LazyGroup):
+    """The top-level group; a reader that closes the pipe ends a command quietly."""
+
+    table = COMMANDS
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a closed pipe becomes its own exit code instead of a traceback."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _silence_stdout()
+            raise typer.Exit(Exit.PIPE_CLOSED) from None
+        return result
+
+
+app = typer.Typer(
+    cls=OnboardGroup,
+    name="onboard",
+    help="Bring Hugging Face models to AWS Trainium: compare, port, prove, and serve with vLLM.",
+    epilog=EPILOG,
+    no_args_is_help=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"onboard {__version__}")
+        raise typer.Exit(Exit.OK)
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def wants_json(args: Sequence[str]) -> bool:
+    """Whether the command line asks for JSON; known before it is parsed, so that usage errors are JSON too."""
+    return "--format=json" in args or any(pair == ("--format", "json") for pair in zip(args, args[1:], strict=False))
+
+
+class ErrorReport:
+    """Context in which an exception becomes a message and an exit code.
+
+    After the block, `code` is the exit code. Exceptions that are not errors (`SystemExit`) pass through.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.code: int = Exit.OK
+
+    def __enter__(self) -> ErrorReport:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
+        match error:
+            case None:
+                return False
+            case NeuronError():
+                self._say(Exit.BAD_INPUT, f"error: {error}", error.as_dict())
+            case TyperException():
+                self._usage(error)
+            case KeyboardInterrupt():
+                self._say(Exit.INTERRUPTED, "interrupted", {"error": "KeyboardInterrupt"})
+            case Exception():
+                traceback.print_exception(error)
+                text = "error: this is a bug of onboard. Please report it with the lines above."
+                self._say(Exit.BUG, text, {"error": type(error).__name__, "message": str(error)})
+            case _:
+                return False
+        return True
+
+    def _usage(self, error: TyperException) -> None:
+        context = getattr(error, "ctx", None)
+        usage = f"{context.get_usage()}\nTry '{context.command_path} --help'.\n" if context else ""
+        message = error.format_message()
+        self._say(Exit.USAGE, f"{usage}error: {message}", {"error": "UsageError", "message": message})
+
+    def _say(self, code: Exit, text: str, fields: dict[str, Any]) -> None:
+        self.code = code
+        if self.as_json:
+            typer.echo(json.dumps({**fields, "exit_code": code.value}))
+        else:
+            typer.echo(text, err=True)
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line and return its exit code; messages go to stderr, or to stdout with `--format json`."""
+    args = list(args)
+    report = ErrorReport(wants_json(args))
+    with report:
+        if not args:
+            args = ["--help"]
+        result = typer.main.get_command(app)(args, prog_name="onboard", standalone_mode=False)
+        report.code = result if isinstance(result, int) else Exit.OK
+        if report.code == Exit.INTERRUPTED:
+            raise KeyboardInterrupt
+    return int(report.code)
+
+
+def _silence_stdout() -> None:
+    """Point stdout at the null device, so that the interpreter's last flush can't fail on a closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def main() -> None:
+    """Console script `onboard`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
