@@ -1,0 +1,1 @@
+"""Architecture facts of well-known models, bundled: ``names``, ``find``, ``entry``."""
