@@ -6,6 +6,24 @@ import torch
 from torch import Tensor
 
 
+_packed_matrices: list[Tensor] = []
+
+
+@torch.library.custom_op("vllm_neuron::packed_linear", mutates_args=())
+def _packed_linear(x: Tensor, handle: Tensor, bias_O: Tensor | None, features: int) -> Tensor:
+    """``PackedWeight.matmul`` as an operator that torch.compile does not look into.
+
+    The compiler can't take a oneDNN tensor as an input, so a graph gets the matrix's place in a list, as a tensor: one
+    graph then serves all layers.
+    """
+    return torch.ops.mkldnn._linear_pointwise(x, _packed_matrices[int(handle)], bias_O, "none", [], "")
+
+
+@_packed_linear.register_fake
+def _(x: Tensor, handle: Tensor, bias_O: Tensor | None, features: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], features))
+
+
 class PackedWeight:
     """A [H, O] matrix re-laid for oneDNN's matrix product on the CPU: same numbers, 2.5 times faster at 8 rows.
 
@@ -13,7 +31,7 @@ class PackedWeight:
         weight_OH: the matrix as ``nn.Linear`` stores it, bfloat16 or float32.
     """
 
-    __slots__ = ("_packed", "_packed_rows", "shape")
+    __slots__ = ("_handle", "_packed", "shape")
 
     # oneDNN picks a layout for a row count; one for decode serves prefill about as well.
     ROWS = 16
@@ -21,6 +39,8 @@ class PackedWeight:
     def __init__(self, weight_OH: Tensor) -> None:
         self.shape = torch.Size((weight_OH.shape[1], weight_OH.shape[0]))
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OH.contiguous(), self.ROWS)
+        self._handle = torch.tensor(len(_packed_matrices), device="cpu")
+        _packed_matrices.append(self._packed)
 
     @property
     def nbytes(self) -> int:
@@ -29,6 +49,8 @@ class PackedWeight:
 
     def matmul(self, x: Tensor, bias_O: Tensor | None) -> Tensor:
         """``x [..., H] @ self [H, O] + bias``."""
+        if torch.compiler.is_compiling():
+            return torch.ops.vllm_neuron.packed_linear(x, self._handle, bias_O, self.shape[1])
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, bias_O, "none", [], "")
 
     def dense(self) -> Tensor:

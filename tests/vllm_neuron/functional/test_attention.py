@@ -1,0 +1,109 @@
+"""Paged attention against dense attention over random block tables, windows, caps and sinks; kernels against references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vllm_neuron.functional as NF
+
+
+def dense(q, k, v, mask, scale, softcap=None, sinks=None):
+    """Attention in float64, one head after another."""
+    queries, heads, _ = q.shape
+    group = heads // k.shape[1]
+    out = torch.zeros(queries, heads, v.shape[-1], dtype=torch.float64)
+    for head in range(heads):
+        scores = q[:, head].double() @ k[:, head // group].double().t() * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~mask, float("-inf"))
+        if sinks is not None:
+            column = torch.full((queries, 1), float(sinks[head]), dtype=torch.float64)
+            weights = torch.cat((scores, column), -1).softmax(-1)[:, :-1]
+        else:
+            weights = scores.softmax(-1)
+        out[:, head] = weights @ v[:, head // group].double()
+    return out
+
+
+options = st.fixed_dictionaries(
+    {
+        "kv_heads": st.integers(1, 3),
+        "group": st.integers(1, 4),
+        "size": st.sampled_from([4, 16]),
+        "value_size": st.sampled_from([4, 16]),
+        "length": st.integers(1, 40),
+        "block": st.sampled_from([4, 8]),
+        "window": st.sampled_from([None, 1, 5, 16]),
+        "softcap": st.sampled_from([None, 2.0]),
+        "sinks": st.booleans(),
+        "kernels": st.sampled_from(["auto", "off"]),
+        "seed": st.integers(0, 999),
+    }
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(o=options, queries=st.integers(1, 9))
+def test_paged_equals_dense(o: dict, queries: int) -> None:
+    generator = torch.Generator().manual_seed(o["seed"])
+    queries = min(queries, o["length"])
+    heads, kv_heads = o["kv_heads"] * o["group"], o["kv_heads"]
+    q = torch.randn(queries, heads, o["size"], generator=generator)
+    k = torch.randn(o["length"], kv_heads, o["size"], generator=generator)
+    v = torch.randn(o["length"], kv_heads, o["value_size"], generator=generator)
+    sinks = torch.randn(heads, generator=generator) if o["sinks"] else None
+
+    blocks_used = -(-o["length"] // o["block"])
+    table_length = blocks_used + 2
+    pages = torch.full((table_length * 3, o["block"], kv_heads * (o["size"] + o["value_size"])), float("nan"))
+    pages[0] = 7.0
+    ids = torch.randperm(table_length * 3 - 1, generator=generator)[:blocks_used] + 1
+    table = torch.zeros(1, table_length, dtype=torch.int64)
+    table[0, :blocks_used] = ids
+    positions = torch.arange(o["length"])
+    slots = ids[positions // o["block"]] * o["block"] + positions % o["block"]
+    pages[ids] = 0.0
+    NF.kv_write(pages, k, v, slots)
+
+    keys = torch.arange(table_length * o["block"])
+    rows = torch.arange(o["length"] - queries, o["length"])[:, None]
+    mask = (keys <= rows) if o["window"] is None else (keys <= rows) & (keys > rows - o["window"])
+    expected = dense(q, k, v, mask[:, : o["length"]], 0.3, o["softcap"], sinks)
+
+    operation = NF.attention_decode if queries == 1 else NF.segmented_attention
+    arguments = {"scale": 0.3, "softcap": o["softcap"], "sinks_N": sinks}
+    with NF.use_kernels(o["kernels"]):
+        paged = operation(q[None], pages, table, mask[None], kv_heads=kv_heads, **arguments)
+        flash = NF.flash_attention(q[None], k[None], v[None], mask[None, :, : o["length"]], **arguments)
+    torch.testing.assert_close(paged[0].double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(flash[0].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_kv_write_touches_its_slots_only(contiguous: bool) -> None:
+    pages = torch.zeros(6, 4, 12)
+    if not contiguous:
+        pages = torch.zeros(6, 2, 4, 12)[:, 1]
+    k, v = torch.randn(3, 2, 4), torch.randn(3, 2, 2)
+    slots = torch.tensor([5, 22, 9])
+    NF.kv_write(pages, k, v, slots)
+    flat = pages.reshape(24, 12)
+    assert torch.equal(flat[slots], torch.cat((k.flatten(1), v.flatten(1)), 1))
+    untouched = [i for i in range(24) if i not in slots.tolist()]
+    assert not flat[untouched].any()
+
+
+def test_F5_window_counts_the_token_itself() -> None:
+    """Length 4, window 2: the rows see 1, 2, 2, 2 keys."""
+    length, window = 4, 2
+    positions = torch.arange(length)
+    mask = (positions <= positions[:, None]) & (positions > positions[:, None] - window)
+    assert mask.sum(-1).tolist() == [1, 2, 2, 2]
+    v = torch.eye(length)[:, None]
+    zeros = torch.zeros(1, length, 1, length)
+    weights = NF.flash_attention(zeros, zeros, v[None], mask[None], scale=1.0)[0, :, 0]
+    assert (weights > 0).sum(-1).tolist() == [1, 2, 2, 2]
