@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -71,7 +72,7 @@ def _root(
 
 def wants_json(args: Sequence[str]) -> bool:
     """Whether the command line asks for JSON; known before it is parsed, so that usage errors are JSON too."""
-    return "--format=json" in args or any(pair == ("--format", "json") for pair in zip(args, args[1:], strict=False))
+    return "--format=json" in args or ("--format", "json") in itertools.pairwise(args)
 
 
 class ErrorReport:
@@ -93,6 +94,9 @@ class ErrorReport:
                 return False
             case NeuronError():
                 self._say(Exit.BAD_INPUT, f"error: {error}", error.as_dict())
+            case OSError() if error.filename is not None:
+                text = f"{error.filename}: {error.strerror}"
+                self._say(Exit.BAD_INPUT, f"error: {text}", {"error": type(error).__name__, "message": text})
             case TyperException():
                 self._usage(error)
             case KeyboardInterrupt():

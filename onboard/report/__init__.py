@@ -1,0 +1,1 @@
+"""Views of what commands found: terminal, JSON and generated reference pages."""
