@@ -58,7 +58,9 @@ def environment(ours: bool, cores: list[int]) -> dict[str, str]:
     return env
 
 
-def measure(ours: bool, model: Path, load: tuple[int, int, int], cores: list[int], compile_layers: bool) -> dict[str, Any]:
+def measure(
+    ours: bool, model: Path, load: tuple[int, int, int], cores: list[int], compile_layers: bool
+) -> dict[str, Any]:
     """One run in a fresh process."""
     requests, tokens, seqs = load
     extra: dict[str, Any] = {}
@@ -83,7 +85,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
-    result: dict[str, Any] = {"model": args.model.name, "cores": cores, "compile_layers": args.compile_layers, "loads": {}}
+    result: dict[str, Any] = {
+        "model": args.model.name,
+        "cores": cores,
+        "compile_layers": args.compile_layers,
+        "loads": {},
+    }
     for name, load in LOADS.items():
         if args.load not in (name, "all"):
             continue
@@ -96,9 +103,14 @@ def main() -> None:
         throughput = [p["ours"]["tokens_per_s"] / p["vllm"]["tokens_per_s"] for p in pairs]
         start = [p["ours"]["start_s"] / p["vllm"]["start_s"] for p in pairs]
         result["loads"][name] = {
-            "requests": load[0], "tokens": load[1], "max_num_seqs": load[2], "pairs": pairs,
-            "throughput_ratio": throughput, "throughput_ratio_median": statistics.median(throughput),
-            "start_ratio": start, "start_ratio_median": statistics.median(start),
+            "requests": load[0],
+            "tokens": load[1],
+            "max_num_seqs": load[2],
+            "pairs": pairs,
+            "throughput_ratio": throughput,
+            "throughput_ratio_median": statistics.median(throughput),
+            "start_ratio": start,
+            "start_ratio_median": statistics.median(start),
         }
     text = json.dumps(result, indent=1)
     print(text)

@@ -61,20 +61,50 @@ def _choice(*options: str) -> Callable[[str], str]:
 VARIABLES: dict[str, Variable] = {
     v.name: v
     for v in (
-        Variable("VLLM_NEURON_CPU_MODE", "bool", False, _bool,
-                 "Run the same statically shaped code on this machine's CPU. Without it the plugin needs /dev/neuron*."),
-        Variable("VLLM_NEURON_LOG_LEVEL", "choice", "INFO", _choice("DEBUG", "INFO", "WARNING", "ERROR"),
-                 "Level of the plugin's own log lines."),
-        Variable("VLLM_NEURON_KERNELS", "choice", "auto", _choice("auto", "off", "require"),
-                 "auto: an operation takes its kernel where it applies; off: plain torch references only; "
-                 "require: a refused kernel is an error."),
-        Variable("VLLM_NEURON_CPU_THREADS", "int", 0, _int(0),
-                 "Threads for one rank in CPU mode; 0 divides the cores that this process may use among the ranks."),
-        Variable("VLLM_NEURON_CPU_KV_GIB", "int", 0, _int(0),
-                 "KV cache budget of one rank in CPU mode, in GiB; 0 takes gpu_memory_utilization of what is free, "
-                 "capped at 4 GiB."),
-        Variable("VLLM_NEURON_MODEL_PACKAGE", "str", "", str,
-                 "Distribution whose model wins when several register the same architecture."),
+        Variable(
+            "VLLM_NEURON_CPU_MODE",
+            "bool",
+            False,
+            _bool,
+            "Run the same statically shaped code on this machine's CPU. Without it the plugin needs /dev/neuron*.",
+        ),
+        Variable(
+            "VLLM_NEURON_LOG_LEVEL",
+            "choice",
+            "INFO",
+            _choice("DEBUG", "INFO", "WARNING", "ERROR"),
+            "Level of the plugin's own log lines.",
+        ),
+        Variable(
+            "VLLM_NEURON_KERNELS",
+            "choice",
+            "auto",
+            _choice("auto", "off", "require"),
+            "auto: an operation takes its kernel where it applies; off: plain torch references only; "
+            "require: a refused kernel is an error.",
+        ),
+        Variable(
+            "VLLM_NEURON_CPU_THREADS",
+            "int",
+            0,
+            _int(0),
+            "Threads for one rank in CPU mode; 0 divides the cores that this process may use among the ranks.",
+        ),
+        Variable(
+            "VLLM_NEURON_CPU_KV_GIB",
+            "int",
+            0,
+            _int(0),
+            "KV cache budget of one rank in CPU mode, in GiB; 0 takes gpu_memory_utilization of what is free, "
+            "capped at 4 GiB.",
+        ),
+        Variable(
+            "VLLM_NEURON_MODEL_PACKAGE",
+            "str",
+            "",
+            str,
+            "Distribution whose model wins when several register the same architecture.",
+        ),
     )
 }
 

@@ -6,10 +6,10 @@ Shapes: T tokens of the step, H hidden size.
 from __future__ import annotations
 
 from torch import Tensor, nn
+from vllm_neuron.model.loading import Fuse, Map, Table, Tie
 
 from reference_models.gemma3.config import SLIDING, Gemma3Config
 from vllm_neuron.model.interface import DecoderModel
-from vllm_neuron.model.loading import Fuse, Map, Table, Tie
 from vllm_neuron.nn import Attention, GatedMLP, LMHead, RMSNorm, Rotary, VocabDimShardedEmbedding
 from vllm_neuron.step import Step
 
@@ -72,8 +72,6 @@ class Gemma3(DecoderModel):
         super().__init__(c)
         rotary = {kind: Rotary(config) for kind, config in c.rotary.items()}
         self.embed = VocabDimShardedEmbedding(c.vocab_size, c.hidden_size, scale=c.hidden_size**0.5)
-        self.layers = nn.ModuleList(
-            Gemma3Layer(c, i, rotary[c.layer_types[i]]) for i in range(c.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(Gemma3Layer(c, i, rotary[c.layer_types[i]]) for i in range(c.num_hidden_layers))
         self.norm = _norm(c)
         self.head = LMHead(c.hidden_size, c.vocab_size, softcap=c.final_logit_softcapping)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference_models.llama3.model import Llama
 from vllm_neuron.model.neuron_config import NeuronConfig
+
+from reference_models.llama3.model import Llama
 
 
 class LlamaForCausalLM:

@@ -56,9 +56,7 @@ def _sdpa(q_BQND: Tensor, k_BSKD: Tensor, v_BSKE: Tensor, mask_BQS: Tensor, scal
     k, v = k_BSKD.transpose(1, 2), v_BSKE.transpose(1, 2)
     if q == 1:
         grouped = q_BQND.reshape(b, kv_heads, n // kv_heads, d)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            grouped, k, v, attn_mask=mask_BQS[:, None], scale=scale
-        )
+        out = torch.nn.functional.scaled_dot_product_attention(grouped, k, v, attn_mask=mask_BQS[:, None], scale=scale)
         return out.reshape(b, 1, n, -1)
     out = torch.nn.functional.scaled_dot_product_attention(
         q_BQND.transpose(1, 2), k, v, attn_mask=mask_BQS[:, None], scale=scale, enable_gqa=n != kv_heads

@@ -1,7 +1,7 @@
 """What an operation is, and the dispatcher that picks its kernel and says so.
 
-An operation is its ``reference`` in plain torch, which is the specification and takes every argument, plus any number of
-kernels. A kernel has the reference's signature and a ``supports`` rule that answers yes or why not. A call takes the
+An operation is its ``reference`` in plain torch, which is the specification and takes every argument, plus any number
+of kernels. A kernel has the reference's signature and a ``supports`` rule that answers yes or why not. A call takes the
 first kernel of the current target that says yes; each refusal is counted, and logged once for each distinct reason.
 """
 

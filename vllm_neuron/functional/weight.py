@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 _packed_matrices: list[Tensor] = []
 
 

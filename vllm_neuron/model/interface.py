@@ -13,7 +13,7 @@ from vllm_neuron.errors import ConfigError
 from vllm_neuron.model.kv_cache import KVBinding, KVSpec
 from vllm_neuron.model.loading import LoadReport, Table, load_model
 from vllm_neuron.model.neuron_config import NeuronConfig
-from vllm_neuron.nn import Attention, LMHead, Linear, Rotary
+from vllm_neuron.nn import Attention, Linear, LMHead, Rotary
 from vllm_neuron.parallel import get_tp_group
 from vllm_neuron.step import Step
 

@@ -151,9 +151,7 @@ class QKVLinear(Linear):
             if parameter is not None:
                 set_weight_loader(
                     parameter,
-                    fused_qkv_weight_loader(
-                        sizes[0], sizes[1], 0, ranks, num_kv_replicas=replicas, v_size=sizes[2]
-                    ),
+                    fused_qkv_weight_loader(sizes[0], sizes[1], 0, ranks, num_kv_replicas=replicas, v_size=sizes[2]),
                 )
 
     def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,12 +32,13 @@ def angles(size: int, base: float, positions: torch.Tensor) -> torch.Tensor:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    pairs=st.integers(1, 8), rest=st.integers(0, 3), heads=st.integers(1, 3), interleaved=st.booleans(),
+    pairs=st.integers(1, 8),
+    rest=st.integers(0, 3),
+    heads=st.integers(1, 3),
+    interleaved=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_rotary_turns_pairs_as_complex_numbers(
-    pairs: int, rest: int, heads: int, interleaved: bool, seed: int
-) -> None:
+def test_rotary_turns_pairs_as_complex_numbers(pairs: int, rest: int, heads: int, interleaved: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     positions = torch.randint(0, 500, (6,), generator=generator)
     size = 2 * pairs
@@ -48,7 +49,9 @@ def test_rotary_turns_pairs_as_complex_numbers(
 
     turned = x[..., :size].double()
     first, second = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
-    rotated = torch.complex(first, second) * torch.polar(torch.tensor(1.0).double(), angles(size, 1e4, positions))[:, None]
+    rotated = (
+        torch.complex(first, second) * torch.polar(torch.tensor(1.0).double(), angles(size, 1e4, positions))[:, None]
+    )
     ours = got[..., :size]
     first, second = (ours[..., 0::2], ours[..., 1::2]) if interleaved else ours.chunk(2, dim=-1)
     torch.testing.assert_close(first.double(), rotated.real, rtol=1e-4, atol=1e-4)

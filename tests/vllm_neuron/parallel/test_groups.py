@@ -29,8 +29,9 @@ def every_collective(group: Group) -> list[torch.Tensor]:
 
 
 def in_process(rank: int, path: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{path}/meet", rank=rank, world_size=2,
-                            timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{path}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
     assert dist.group.WORLD is not None
     torch.save(every_collective(TorchGroup(dist.group.WORLD)), f"{path}/{rank}.pt")
     dist.destroy_process_group()
