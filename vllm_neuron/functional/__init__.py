@@ -1,7 +1,7 @@
 """Building operations (``import vllm_neuron.functional as NF``): each a plain-torch reference, kernels, and a reason.
 
-``NF.mlp(...)`` runs the kernel that the current target has for these shapes, or the reference; ``NF.mlp.reference(...)``
-always runs the reference; ``NF.mlp.explain(...)`` says what each kernel answers.
+``NF.mlp(...)`` runs the kernel that the current target has for these shapes, or the reference;
+``NF.mlp.reference(...)`` always runs the reference; ``NF.mlp.explain(...)`` says what each kernel answers.
 """
 
 from vllm_neuron.functional.attention import attention_decode, flash_attention, kv_write, segmented_attention
