@@ -127,15 +127,26 @@ def read(name: str) -> Any:
         raise ConfigError(name, text, str(error), f"Set {name} to such a value or unset it.") from None
 
 
+def problems() -> list[ConfigError]:
+    """One error for each set variable with our prefix that is unknown or does not parse."""
+    found = []
+    for name in sorted(os.environ):
+        if name.startswith(PREFIX):
+            try:
+                read(name)
+            except ConfigError as error:
+                found.append(error)
+    return found
+
+
 def check_all() -> None:
     """Parse every variable once and refuse unknown names that start with the prefix.
 
     Raises:
         ConfigError: naming the first wrong variable.
     """
-    for name in os.environ:
-        if name.startswith(PREFIX):
-            read(name)
+    for error in problems():
+        raise error
 
 
 def __getattr__(name: str) -> Any:
