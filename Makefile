@@ -1,0 +1,32 @@
+# `make demo` serves real weights, `make test` runs the tests; both set up .venv first and are quick when repeated.
+PYTHON ?= python3
+BIN := .venv/bin
+RUN := HF_HUB_OFFLINE=1 $(BIN)/python
+
+.PHONY: help setup demo test lint docs bench clean
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+setup:  ## make .venv, or find it up to date
+	@$(PYTHON) .ci/setup.py
+
+demo: setup  ## serve a real Llama and a real Gemma 3 through the plugin, and ask each a question
+	@$(RUN) -m onboard.cli.main demo
+
+test: setup  ## run the tests; ARGS='-k name' narrows them
+	$(RUN) -m pytest $(ARGS)
+
+lint: setup  ## style, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: setup  ## write the generated references again
+	$(RUN) -m onboard.report.reference
+
+bench: setup  ## throughput against vLLM's own CPU backend, as JSON
+	$(RUN) benchmarks/serving_vs_vllm_cpu.py
+
+clean:  ## remove .venv and caches; models/ stays
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
