@@ -97,7 +97,9 @@ def install_project() -> None:
     rest = [r for r in requirements if r not in alone]
     say("installing the project, vLLM and the tools")
     if not pip("install", TORCH, *rest, "-e", str(ROOT)) or not pip("install", "--no-deps", *alone):
-        fail("pip could not install the requirements; its message is above. Without a network nothing can be installed.")
+        fail(
+            "pip could not install the requirements; its message is above. Without a network nothing can be installed."
+        )
 
 
 def drop_mismatched() -> None:

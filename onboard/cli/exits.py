@@ -17,6 +17,7 @@ class Exit(IntEnum):
     BUG = 70
     INTERRUPTED = 130
     PIPE_CLOSED = 141
+    TERMINATED = 143
 
 
 MEANINGS: dict[Exit, str] = {
@@ -29,4 +30,5 @@ MEANINGS: dict[Exit, str] = {
     Exit.BUG: "a bug of this program; please report it with the traceback",
     Exit.INTERRUPTED: "stopped by Ctrl-C",
     Exit.PIPE_CLOSED: "the reader of the output went away",
+    Exit.TERMINATED: "stopped by SIGTERM",
 }

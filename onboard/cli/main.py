@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from typer.exceptions import TyperException
 from onboard import __version__
 from onboard.cli.exits import MEANINGS, Exit
 from onboard.cli.lazy import LazyCommand, LazyGroup
+from onboard.errors import RunError
 from vllm_neuron.errors import NeuronError
 
 COMMANDS: dict[str, LazyCommand] = {
@@ -92,6 +94,8 @@ class ErrorReport:
         match error:
             case None:
                 return False
+            case RunError():
+                self._say(Exit.FAILED, f"error: {error}", error.as_dict())
             case NeuronError():
                 self._say(Exit.BAD_INPUT, f"error: {error}", error.as_dict())
             case OSError() if error.filename is not None:
@@ -143,7 +147,8 @@ def _silence_stdout() -> None:
 
 
 def main() -> None:
-    """Console script `onboard`."""
+    """Console script `onboard`. A termination request unwinds like any exit, so that children and files are tidied."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.TERMINATED))
     sys.exit(run(sys.argv[1:]))
 
 

@@ -1,0 +1,83 @@
+"""The demonstration: both demo models, written, served and asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onboard.demo.ask import Answer, ask
+from onboard.demo.convert import write
+from onboard.demo.server import serving
+from onboard.demo.sources import Source
+from onboard.errors import RunError
+from onboard.report.console import Progress
+from onboard.report.mode import Mode, mode
+from vllm_neuron import envs
+
+QUESTIONS = {
+    True: "What is the capital of France?",
+    False: "The capital of Germany is Berlin. The capital of France is",
+}
+MAX_TOKENS = 32
+SERVE_OPTIONS = ("--max-model-len", "1024", "--max-num-seqs", "4")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One model's part of the demonstration."""
+
+    source: Source
+    folder: Path
+    mode: Mode
+    start_s: float
+    answer: Answer
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON output."""
+        return {
+            "model": self.source.model,
+            "folder": str(self.folder),
+            "mode": self.mode.name,
+            "mode_words": self.mode.words,
+            "server_ready_s": round(self.start_s, 2),
+            **self.answer.as_dict(),
+        }
+
+
+def choose_mode() -> Mode:
+    """The mode for this process and its children: Neuron devices if there are any, else CPU mode is switched on."""
+    envs.set_foreign("HF_HUB_OFFLINE", "1")
+    envs.set_foreign("VLLM_NO_USAGE_STATS", "1")
+    if mode().name == "inactive":
+        envs.set_foreign("VLLM_NEURON_CPU_MODE", "1", only_if_unset=False)
+    return mode()
+
+
+def demonstrate(source: Source, models: Path, current: Mode, say: Callable[[str], None]) -> Shown:
+    """Write one model below `models` (unless it is there), serve it, ask it, and stop the server.
+
+    Args:
+        source: which demo model.
+        models: the folder that holds the model folders.
+        current: what `choose_mode` returned.
+        say: gets progress and the streamed answer as text; line ends are part of it.
+
+    Raises:
+        NeuronError: the weights are missing, or the server or its answer failed.
+    """
+    folder = models / source.name
+    written = write(source, folder, force=False, progress=Progress())
+    say(f"{source.model}: {'found in' if written.reused else 'written to'} {folder}. Starting vllm serve ...\n")
+    with serving(folder, *SERVE_OPTIONS) as server:
+        if not server.uses_plugin():
+            raise RunError("vllm serve", "another platform", "the neuron plugin's platform", "Run `onboard doctor`.")
+        question = QUESTIONS[source.chat]
+        say(f"ready in {server.seconds:.1f} s\n> {question}\n")
+        answer = ask(server, question, chat=source.chat, max_tokens=MAX_TOKENS, show=say)
+    say(
+        f"\n[{answer.tokens} tokens, {answer.tokens_per_second:.1f} tokens/s, "
+        f"first token after {answer.first_token_s:.2f} s]\n\n"
+    )
+    return Shown(source, folder, current, server.seconds, answer)
