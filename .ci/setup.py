@@ -46,7 +46,7 @@ def main() -> None:
 
 def check_machine() -> None:
     """Refuse, in words, what has no wheels."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - run by whatever python3 is there
         fail(f"Python 3.11 or newer is needed, this is {platform.python_version()}. Try: make PYTHON=python3.11 setup")
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
@@ -83,7 +83,7 @@ def install_torch() -> None:
     if not pip("install", "--no-deps", "--index-url", TORCH_INDEX, TORCH):
         fail(
             f"could not install {TORCH}. Is the network there, and does pip reach {TORCH_INDEX}? Behind a proxy set "
-            "HTTPS_PROXY; without a network put the wheel in a folder and set PIP_FIND_LINKS to it. Then run make again."
+            "HTTPS_PROXY; without a network put the wheel in a folder and set PIP_FIND_LINKS to it."
         )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from onboard.errors import RunError
 
+ENTRY = ("vllm.entrypoints.cli.main", "serve")
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 30
 LOG_TAIL = 30
@@ -56,7 +57,7 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
         RunError: the server died or did not become healthy; the message holds the end of its log.
     """
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder)]
+    command = [sys.executable, "-m", *ENTRY, str(folder)]
     command += ["--served-model-name", folder.name, "--host", "127.0.0.1", "--port", str(port), *options]
     with tempfile.TemporaryDirectory(prefix="onboard-serve-") as room:
         log = Path(room) / "server.log"
