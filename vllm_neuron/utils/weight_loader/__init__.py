@@ -1,0 +1,39 @@
+"""Weight loaders: how one rank's shard of a parameter is cut out of checkpoint tensors."""
+
+from vllm_neuron.utils.weight_loader.dense import (
+    LazySlice,
+    SafetensorsWeightLoader,
+    SliceView,
+    fused_gate_up_weight_loader,
+    fused_qkv_weight_loader,
+    get_weight_loader,
+    replicated_weight_loader,
+    set_weight_loader,
+    sharding_weight_loader,
+    sharding_weight_loader_with_padding,
+    with_rank_override,
+)
+from vllm_neuron.utils.weight_loader.experts import (
+    expert_parallel_grouped_loader,
+    expert_parallel_interleaved_loader,
+    expert_parallel_tensor_dim_loader,
+    expert_range,
+)
+
+__all__ = [
+    "LazySlice",
+    "SafetensorsWeightLoader",
+    "SliceView",
+    "expert_parallel_grouped_loader",
+    "expert_parallel_interleaved_loader",
+    "expert_parallel_tensor_dim_loader",
+    "expert_range",
+    "fused_gate_up_weight_loader",
+    "fused_qkv_weight_loader",
+    "get_weight_loader",
+    "replicated_weight_loader",
+    "set_weight_loader",
+    "sharding_weight_loader",
+    "sharding_weight_loader_with_padding",
+    "with_rank_override",
+]
