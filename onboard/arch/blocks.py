@@ -36,15 +36,14 @@ class QKNorm:
     """Normalisation of queries and keys.
 
     ``width``: ``head`` (weight [D], shared by the heads), ``full`` (weight [N*D] and [K*D], statistics over all heads)
-    or ``each_head`` (weight [N, D] and [K, D]). ``place``: ``before_rope`` or ``after_rope``. ``query`` and ``key`` say
-    which of the two have it.
+    or ``each_head`` (weight [N, D] and [K, D]). ``place``: ``before_rope`` or ``after_rope``. ``query_norm``: what the
+    queries have instead, where it differs from the keys'.
     """
 
     norm: Norm
     width: str = "head"
     place: str = "before_rope"
-    query: bool = True
-    key: bool = True
+    query_norm: Norm | None = None
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,10 @@ class Attention:
     ``head_size_k`` is the size of queries and keys. ``scale`` multiplies q.k (None: unknown). ``window`` counts the
     token itself. ``chunk``: tokens see only their own chunk. ``output_gate``: ``channel`` (a gate of N*D from the
     query projection) or ``head``. ``shared_kv``: index of the layer whose cache is read instead of writing one.
-    ``k_eq_v``: values are the key projection. ``rope_scale_floor``/``rope_scale_beta``: Llama-4 query growth with
-    position on layers without rope. ``o_groups``/``o_rank``: grouped low-rank output projection.
+    ``k_eq_v``: values come from the key projection. ``single_cache``: one cache entry serves as key and value.
+    ``q_rank``: low-rank query projection outside MLA. ``query_growth_*``: Llama-4 growth of the query scale with the
+    position, on layers without rope. ``o_groups``/``o_rank``: grouped low-rank output projection. ``undo_rope``: the
+    output is turned back by its own position. In MLA, ``q_bias`` and ``k_bias`` are those of the two down projections.
     """
 
     kind: str
@@ -153,6 +154,9 @@ class Attention:
     v_norm: Norm | None = None
     out_norm: Norm | None = None
     k_eq_v: bool = False
+    single_cache: bool = False
+    q_rank: int | None = None
+    undo_rope: bool = False
     window: int | None = None
     chunk: int | None = None
     softcap: float | None = None
@@ -187,7 +191,6 @@ class State:
     groups: int | None = None
     conv_kernel: int | None = None
     conv_channels: int | None = None
-    conv_columns: int | None = None
     conv_bias: bool = False
     proj_bias: bool = False
     dt_rank: int | None = None
@@ -268,6 +271,7 @@ class MoE:
     shared: MLP | None = None
     shared_gate: bool = False
     latent_size: int | None = None
+    latent_bias: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,25 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from onboard import catalog
 from onboard.arch.spec import ArchSpec
+from onboard.facts import locate, sections, towers
+from onboard.facts.build import build
+from onboard.facts.reader import Reader
+from onboard.facts.sections import Section
+from onboard.facts.source import Source
+from vllm_neuron.errors import ConfigError
 
 ORIGINS = ("file", "catalog", "cache", "hub")
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where one value came from.
-
-    ``kind``: ``explicit`` (written in the config), ``null`` (written as null, so the family's rule decides),
-    ``family`` (the family's default, not in the config) or ``derived`` (computed from other values). ``key``: the raw
-    key that was read or would decide, dotted from the top of the config; None for knowledge that no key carries.
-    """
-
-    kind: str
-    key: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.kind} ({self.key})" if self.key else self.kind
+__all__ = ["ORIGINS", "ModelFacts", "Source", "load", "read"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ class ModelFacts:
     missing: tuple[str, ...] = ()
 
 
-def load(model: str, revision: str | None = None) -> ModelFacts:
+def load(model: str, revision: str | None = None, architecture: str | None = None) -> ModelFacts:
     """The facts of one model.
 
     Looked for in this order: a folder or a ``config.json``; the catalog; the local HF cache; the hub (unless
@@ -77,9 +69,97 @@ def load(model: str, revision: str | None = None) -> ModelFacts:
     Args:
         model: a path or a model id, e.g. ``"meta-llama/Llama-3.1-8B"``.
         revision: a branch, tag or commit; skips the catalog, which knows no revisions.
+        architecture: a class name that takes the place of the config's ``architectures``.
 
     Raises:
-        ConfigError: the config is damaged, or a value in it can't be right.
-        UnsupportedError: it is not a decoder model (says what it looks like), or not found.
+        ConfigError: not found, the config is damaged, or a value in it can't be right.
+        UnsupportedError: it is not a decoder model (says what it looks like).
     """
-    raise NotImplementedError
+    if not model.strip():
+        raise ConfigError("model", model, "a path or a model id", "Give one, such as meta-llama/Llama-3.1-8B.")
+    if locate.is_path(model):
+        found = locate.from_path(model)
+    else:
+        known = catalog.find(model) if revision is None and architecture is None else None
+        if known is not None:
+            return from_catalog(known)
+        found = locate.from_cache(model, revision) or _from_hub(model, revision)
+    return read(found.raw, name=model, origin=found.origin, location=str(found.path), architecture=architecture)
+
+
+def _from_hub(model: str, revision: str | None) -> locate.Found:
+    if not locate.offline():
+        return locate.from_hub(model, revision)
+    close = catalog.suggest(model)
+    hint = f"Did you mean {' or '.join(close)}?" if close else "See `onboard catalog list`, or give a folder."
+    raise ConfigError("model", model, "a path, a catalog name or a cached model (HF_HUB_OFFLINE is set)", hint)
+
+
+def read(
+    raw: Mapping[str, Any],
+    *,
+    name: str = "config",
+    origin: str = "file",
+    location: str = "",
+    architecture: str | None = None,
+) -> ModelFacts:
+    """The facts in a config that is already JSON; arguments and errors as :func:`load`."""
+    section = sections.find(raw, name, architecture)
+    arch, r = build(section, raw, towers.read(raw))
+    notes = list(r.notes)
+    if "auto_map" in raw or "auto_map" in section.text:
+        notes.append("the repository has code of its own; it is not executed, the config is read as plain JSON")
+    if section.path:
+        notes.append(f"the decoder's settings are in {section.path}")
+    if not any(s.get("architectures") for s in (raw, section.text)) and architecture is None:
+        r.warn(f"no architectures in the config; taken from model_type {section.model_type!r:.60}")
+    return _facts(name, origin, location, section, raw, arch, r, tuple(notes))
+
+
+def from_catalog(name: str) -> ModelFacts:
+    """The facts of a catalog model.
+
+    Raises:
+        ConfigError: no such name.
+    """
+    entry = catalog.entry(name)
+    section = Section(entry.section, entry.fields, entry.model_type, entry.architectures)
+    arch, r = build(section, entry.fields, entry.towers, modern=True)
+    notes = [*r.notes, f"catalog: {entry.confidence}; {entry.note}"]
+    if entry.remote_code:
+        notes.append("the repository has code of its own; it is not executed")
+    if entry.missing:
+        r.warn("the catalog's source lacks these, the family's defaults stand in: " + ", ".join(entry.missing))
+    return _facts(entry.name, "catalog", entry.name, section, entry.fields, arch, r, tuple(notes),
+                  entry.confidence, entry.missing)  # fmt: skip
+
+
+def _facts(
+    name: str,
+    origin: str,
+    location: str,
+    section: Section,
+    raw: Mapping[str, Any],
+    arch: ArchSpec,
+    r: Reader,
+    notes: tuple[str, ...],
+    confidence: str | None = None,
+    missing: tuple[str, ...] = (),
+) -> ModelFacts:
+    return ModelFacts(
+        name=name,
+        origin=origin,
+        location=location,
+        model_type=section.model_type,
+        architectures=section.architectures,
+        section=section.path,
+        raw=raw,
+        text=section.text,
+        arch=arch,
+        sources=dict(r.sources),
+        notes=tuple(dict.fromkeys(notes)),
+        warnings=tuple(r.warnings),
+        unknown_keys=r.unknown_keys(),
+        confidence=confidence,
+        missing=missing,
+    )

@@ -1,0 +1,148 @@
+"""Families whose settings need a step before the dense builder: GPT-2 and its kin, Falcon, MPT, gpt-oss, ChatGLM."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from onboard.arch.blocks import Layer, MoE
+from onboard.arch.spec import ArchSpec
+from onboard.facts.families import common, dense, moe, windows
+from onboard.facts.families.family import Family
+from onboard.facts.reader import Reader
+
+
+def four_times(r: Reader) -> None:
+    """The MLP is four times the hidden size where nothing else is written."""
+    if not r.has("intermediate_size"):
+        r.settle("intermediate_size", 4 * common.hidden_size(r), "4 * hidden size")
+
+
+def build_gpt2(r: Reader, family: Family) -> ArchSpec:
+    """GPT-2, BLOOM, GPT-J: the MLP's width follows from the hidden size."""
+    four_times(r)
+    if r.flag("scale_attn_by_inverse_layer_idx") or not r.flag("scale_attn_weights", default=True):
+        raise r.wrong("scale_attn_weights", r.find("scale_attn_weights")[0], "the usual scale, 1 / sqrt(head size)")
+    return dense.build(r, family)
+
+
+def build_bigcode(r: Reader, family: Family) -> ArchSpec:
+    """GPT-BigCode: one KV head when ``multi_query``."""
+    if r.flag("multi_query", "attention.kv_heads", default=True):
+        r.settle("num_key_value_heads", 1, "multi_query")
+    return build_gpt2(r, family)
+
+
+def build_bloom(r: Reader, family: Family) -> ArchSpec:
+    """BLOOM: ``apply_residual_connection_post_layernorm`` would change where the residual is taken."""
+    if r.flag("apply_residual_connection_post_layernorm"):
+        raise r.wrong("apply_residual_connection_post_layernorm", True, "false")
+    return build_gpt2(r, family)
+
+
+def build_neox(r: Reader, family: Family) -> ArchSpec:
+    """GPT-NeoX and StableLM: one switch decides between parallel and sequential residuals."""
+    parallel = r.flag("use_parallel_residual", "norms.places")
+    if family.model_type == "gpt_neox":
+        return dense.build(r, dataclasses.replace(family, places="parallel2" if parallel else "pre"))
+    return dense.build(r, dataclasses.replace(family, places="parallel" if parallel else "pre"))
+
+
+def build_falcon(r: Reader, family: Family) -> ArchSpec:
+    """Falcon: KV heads, norms and positions follow from three switches."""
+    new = r.flag("new_decoder_architecture")
+    multi, parallel = r.flag("multi_query", default=True), r.flag("parallel_attn", "norms.places", default=True)
+    n = r.integer("num_attention_heads", "attention.heads")
+    written = r.maybe_integer("num_key_value_heads")
+    if new:
+        r.settle("num_key_value_heads", written or n, "new_decoder_architecture, num_kv_heads")
+    else:
+        r.settle("num_key_value_heads", 1 if multi else n, "multi_query")
+        if multi and written not in (None, 1, n):
+            r.warn(f"num_kv_heads={written} contradicts multi_query; multi_query wins (1 KV head)")
+    two = r.maybe_integer("num_ln_in_parallel_attn", minimum=1)
+    if two is None:
+        two = 2 if new else 1
+    if r.flag("alibi", "attention.positions.kind"):
+        family = dataclasses.replace(family, positions="alibi")
+    if r.flag("apply_residual_connection_post_layernorm"):
+        raise r.wrong("apply_residual_connection_post_layernorm", True, "false")
+    four_times(r)
+    places = "pre" if not (parallel or new) else ("parallel2" if new and two == 2 else "parallel")
+    return dense.build(r, dataclasses.replace(family, places=places))
+
+
+def build_mpt(r: Reader, family: Family) -> ArchSpec:
+    """MPT: an expansion ratio for the MLP, ALiBi, and options nested in ``attn_config``."""
+    ratio = r.maybe_integer("expansion_ratio", "mlp.size") or 4
+    r.settle("intermediate_size", ratio * common.hidden_size(r), "expansion_ratio * d_model")
+    r.use("attn_config", "no_bias", "learned_pos_emb", "norm_type", "init_config", "init_device", "logit_scale",
+          "embedding_fraction", "verbose")  # fmt: skip
+    options = r.text.get("attn_config")
+    options = options if isinstance(options, dict) else {}
+    if options.get("qk_ln"):
+        raise r.wrong("attn_config", "qk_ln", "qk_ln false: the reference has no such norm")
+    if options.get("alibi") is False:
+        r.warn("attn_config.alibi=false is not honoured by the reference, which always uses ALiBi; ALiBi wins")
+    scale = options.get("softmax_scale")
+    if scale is not None:
+        r.settle("attention_multiplier", r.number("attn_config", scale, 1e-12), "attn_config.softmax_scale")
+        family = dataclasses.replace(family, scale="attention_multiplier")
+    return dense.build(r, family)
+
+
+def build_dbrx(r: Reader, family: Family) -> ArchSpec:
+    """DBRX: everything about attention and experts is nested."""
+    for key in ("attn_config", "ffn_config"):
+        r.maybe_mapping(key)
+    return dense.build(r, family)
+
+
+def build_chatglm(r: Reader, family: Family) -> ArchSpec:
+    """ChatGLM 3 and 4 under their old names; half of each head turns, in neighbouring pairs."""
+    n = r.integer("num_attention_heads")
+    if not r.flag("multi_query_attention"):
+        r.settle("num_key_value_heads", n, "multi_query_attention")
+    if not r.flag("rmsnorm", default=True) or not r.flag("post_layer_norm", default=True):
+        raise r.wrong("rmsnorm", False, "true: the family's layers use RMSNorm and a final norm")
+    if r.flag("apply_residual_connection_post_layernorm"):
+        raise r.wrong("apply_residual_connection_post_layernorm", True, "false")
+    ratio = r.maybe_decimal("rope_ratio", "attention.positions.base", minimum=1e-6) or 1.0
+    r.settle("rope_theta", 10000.0 * ratio, "10000 * rope_ratio")
+    qkv = r.flag("add_qkv_bias", "attention.q_bias") or r.flag("add_bias_linear")
+    r.use("kv_channels", "apply_query_key_layer_scaling", "fp32_residual_connection", "original_rope")
+    return dense.build(r, dataclasses.replace(family, q_bias=qkv, k_bias=qkv, v_bias=qkv))
+
+
+def build_gpt_oss(r: Reader, family: Family) -> ArchSpec:
+    """gpt-oss: sinks, biases everywhere, clamped experts with a biased router."""
+    hidden, n = common.hidden_size(r), common.layer_count(r)
+    types = windows.attention_types(r, family, n)
+
+    def make(layer_type: str) -> Layer:
+        with r.layer(layer_type.split("_")[0]):
+            block = dense.attention(r, family, hidden, layer_type, True)
+            r.known("attention.sinks")
+            return Layer(
+                attention=dataclasses.replace(block, sinks=True),
+                moe=_gpt_oss_experts(r, family),
+                norms=dense.norms(r, family),
+            )
+
+    r.use("initial_context_length")
+    kinds, index = common.distinct(types, make)
+    return common.finish(r, family, kinds, index)
+
+
+def _gpt_oss_experts(r: Reader, family: Family) -> MoE:
+    r.known("moe.bias", "moe.router.bias")
+    style = moe.Style(size="intermediate_size", order="topk_first", router_bias=True)
+    block = moe.moe(r, family, style)
+    return dataclasses.replace(block, up_bias=True, down_bias=True, clamp=moe.swiglu_clamp(r, gpt_oss=True))
+
+
+def build_phi3(r: Reader, family: Family) -> ArchSpec:
+    """Phi-3 and Phi-4: a head bias that the reference does not have stops the reading."""
+    if r.flag("lm_head_bias"):
+        raise r.wrong("lm_head_bias", True, "false: the reference has no such bias")
+    r.use("full_attn_mod", "interpolate_factor")
+    return dense.build(r, family)

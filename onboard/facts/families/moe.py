@@ -1,0 +1,118 @@
+"""MLPs and mixtures of experts from a config, by the family's routing style."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onboard.arch.blocks import MLP, Clamp, MoE, Router
+from onboard.facts.families.common import MAX_WIDTH, activation, decide
+from onboard.facts.families.family import Family
+from onboard.facts.reader import Reader
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a family routes. ``size``: the key of the experts' width. ``shared``: ``count`` (a number of shared experts,
+    each as wide as an expert), ``size`` (a key of the width) or None; ``normalize``: true, false or ``"?key"``.
+    ``correction``: true, false or ``"?key"``; ``scaled``: routed_scaling_factor is honoured."""
+
+    size: str = "moe_intermediate_size"
+    score: str = "softmax"
+    order: str = "score_first"
+    normalize: bool | str = True
+    correction: bool | str = False
+    scaled: bool = False
+    grouped: bool = False
+    shared: str | None = None
+    shared_gate: bool = False
+    router_bias: bool = False
+
+
+STYLES = {
+    "mixtral": Style(size="intermediate_size", order="topk_first"),
+    "dbrx": Style(size="intermediate_size"),
+    "qwen": Style(normalize="?norm_topk_prob"),
+    "qwen2": Style(normalize="?norm_topk_prob", shared="shared_expert_intermediate_size", shared_gate=True),
+    "qwen3_5": Style(shared="shared_expert_intermediate_size", shared_gate=True),
+    "deepseek_v2": Style(normalize=False, scaled=True, grouped=True, shared="count"),
+    "deepseek_v3": Style(score="sigmoid", normalize="?norm_topk_prob", correction=True, scaled=True, grouped=True,
+                         shared="count"),
+    "minimax_m2": Style(size="intermediate_size", score="sigmoid", correction=True),
+    "granite": Style(size="intermediate_size", order="topk_first"),
+    "olmoe": Style(size="intermediate_size", normalize="?norm_topk_prob"),
+}  # fmt: skip
+
+
+def mlp(r: Reader, family: Family, size: int | None = None) -> MLP:
+    """The dense MLP; ``size`` where it is not the ordinary one."""
+    if size is None:
+        size = r.integer("intermediate_size", "mlp.size", maximum=MAX_WIDTH)
+    bias = decide(r, family.mlp_bias, "mlp.bias")
+    r.known("mlp.gated")
+    return MLP(size, activation(r, family), family.gated, bias, bias, fused=family.fused)
+
+
+def moe(r: Reader, family: Family, style: Style) -> MoE:
+    """The experts and their router.
+
+    Raises:
+        ConfigError: more experts chosen than there are, or groups that do not divide them.
+    """
+    experts = r.integer("num_experts", "moe.experts", maximum=1_000_000)
+    top_k = r.integer("num_experts_per_tok", "moe.top_k")
+    if top_k > experts:
+        raise r.wrong("num_experts_per_tok", top_k, f"at most the {experts} experts")
+    r.known("moe.router.score", "moe.router.order")
+    size = r.integer(style.size, "moe.size", maximum=MAX_WIDTH)
+    act = activation(r, family, "moe.activation")
+    return MoE(
+        experts=experts,
+        top_k=top_k,
+        size=size,
+        activation=act,
+        router=router(r, style, experts),
+        gated=family.gated,
+        shared=_shared(r, family, style, size, act),
+        shared_gate=style.shared_gate,
+    )
+
+
+def router(r: Reader, style: Style, experts: int) -> Router:
+    """The routing options that the style honours."""
+    groups = (r.maybe_integer("n_group", "moe.router.groups") or 1) if style.grouped else 1
+    top_groups = (r.maybe_integer("topk_group", "moe.router.top_groups") or 1) if style.grouped else 1
+    if experts % groups:
+        raise r.wrong("n_group", groups, f"a divisor of the {experts} experts")
+    if top_groups > groups:
+        raise r.wrong("topk_group", top_groups, f"at most the {groups} groups")
+    r.use("topk_method", "scoring_func", "moe_layer_freq")
+    return Router(
+        score=style.score,
+        order=style.order,
+        normalize=decide(r, style.normalize, "moe.router.normalize"),
+        scale=(r.maybe_decimal("routed_scaling_factor", "moe.router.scale") or 1.0) if style.scaled else 1.0,
+        bias=style.router_bias,
+        correction_bias=decide(r, style.correction, "moe.router.correction_bias"),
+        groups=groups,
+        top_groups=top_groups,
+        group_score=None if groups == 1 else ("top2_sum" if style.score == "sigmoid" else "max"),
+    )
+
+
+def _shared(r: Reader, family: Family, style: Style, size: int, act: str) -> MLP | None:
+    if style.shared is None:
+        return None
+    if style.shared == "count":
+        count = r.maybe_integer("num_shared_experts", "moe.shared", minimum=0)
+        width = size * count if count else 0
+    else:
+        width = r.maybe_integer(style.shared, "moe.shared", minimum=0) or 0
+    return MLP(width, act, family.gated) if width else None
+
+
+def swiglu_clamp(r: Reader, *, gpt_oss: bool) -> Clamp | None:
+    """``swiglu_limit`` as a clamp; gpt-oss also has its own alpha and adds 1 to up."""
+    limit = r.maybe_decimal("swiglu_limit", "moe.clamp", minimum=0.0)
+    if not limit:
+        return None
+    return Clamp(limit, alpha=1.702, up_shift=1.0) if gpt_oss else Clamp(limit)

@@ -1,0 +1,122 @@
+"""Spellings of one and the same setting in the configs of different families, the modern one first.
+
+A dot goes into a nested object (``attn_config.kv_n_heads``).
+"""
+
+from __future__ import annotations
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "embedding_dim", "model_dim"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": (
+        "num_key_value_heads",
+        "num_kv_heads",
+        "n_head_kv",
+        "n_kv_heads",
+        "multi_query_group_num",
+        "attn_config.kv_n_heads",
+    ),
+    "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
+    "intermediate_size": (
+        "intermediate_size",
+        "ffn_hidden_size",
+        "ffn_dim",
+        "n_inner",
+        "block_ff_dim",
+        "ffn_config.ffn_hidden_size",
+    ),
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
+    "max_position_embeddings": (
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "max_sequence_length",
+        "seq_length",
+        "n_ctx",
+    ),
+    "hidden_act": ("hidden_act", "hidden_activation", "activation_function", "activation", "ffn_config.ffn_act_fn"),
+    "norm_eps": (
+        "rms_norm_eps",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "layernorm_epsilon",
+        "norm_eps",
+        "norm_epsilon",
+    ),
+    "rope_theta": ("rope_theta", "rotary_emb_base", "attn_config.rope_theta"),
+    "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct", "rope_pct"),
+    "num_experts": (
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "moe_num_experts",
+        "ffn_config.moe_num_experts",
+    ),
+    "num_experts_per_tok": (
+        "num_experts_per_tok",
+        "experts_per_token",
+        "top_k_experts",
+        "moe_top_k",
+        "moe_topk",
+        "ffn_config.moe_top_k",
+    ),
+    "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
+    "num_shared_experts": ("n_shared_experts", "num_shared_experts"),
+    "tie_word_embeddings": ("tie_word_embeddings", "tie_embedding", "tie_embeddings"),
+    "clip_qkv": ("clip_qkv", "attn_config.clip_qkv"),
+    "sliding_window": ("sliding_window", "sliding_window_size", "attention_window_size"),
+    "sliding_window_pattern": ("sliding_window_pattern", "_sliding_window_pattern"),
+    "layer_types": ("layer_types", "layers_block_type"),
+    "final_logit_softcapping": ("final_logit_softcapping", "output_logit_soft_cap", "final_logit_softcap"),
+    "attn_logit_softcapping": ("attn_logit_softcapping", "attn_logit_softcap"),
+    "num_nextn_predict_layers": ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"),
+    "dtype": ("dtype", "torch_dtype"),
+}
+
+FAMILY_SPELLINGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "nemotron_h": {
+        "norm_eps": ("layer_norm_epsilon", "norm_eps", "rms_norm_eps"),
+        "hidden_act": ("mlp_hidden_act",),
+        "layer_types": ("layers_block_type", "layer_types"),
+    },
+    "xlstm": {"num_attention_heads": ("num_heads",), "norm_eps": ("norm_eps",)},
+    "mamba": {"num_attention_heads": ("num_attention_heads",)},
+    "mamba2": {"num_attention_heads": ("num_attention_heads",)},
+    "llama4_text": {"moe_intermediate_size": ("intermediate_size",), "intermediate_size": ("intermediate_size_mlp",)},
+    "gemma4_text": {"num_experts_per_tok": ("top_k_experts",)},
+    "lfm2": {"intermediate_size": ("block_ff_dim", "intermediate_size"), "norm_eps": ("norm_eps", "block_norm_eps")},
+    "deepseek_v4": {"intermediate_size": ("moe_intermediate_size",)},
+    "mpt": {"hidden_act": ("hidden_act",)},
+    "gptj": {"intermediate_size": ("n_inner",)},
+    "falcon": {"num_key_value_heads": ("num_kv_heads", "n_head_kv", "num_key_value_heads")},
+}
+
+# Keys that say nothing about the architecture: tokens, training, generation, files, kernels.
+IGNORED = frozenset(
+    """_attn_implementation _attn_implementation_autoset _commit_hash _from_model_config _name_or_path add_cross_attention
+    add_embedding_dropout add_forward_backend_padding architectures attn_implementation attention_dropout attn_pdrop
+    attention_softmax_in_fp32 auto_map autocast_kernel_dtype aux_loss_alpha bad_words_ids begin_suppress_tokens
+    bias_dropout_fusion boi_token_id boi_token_index bos_token_id cache_implementation chunk_size chunk_size_feed_forward
+    chunkwise_kernel cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample early_stopping
+    emb_pdrop embd_pdrop embed_dropout encoder_no_repeat_ngram_size eod_token_id eoi_token_id eoi_token_index
+    eos_token_id ep_size exponential_decay_length_penalty expert_dtype feed_forward_proj finetuning_task
+    for_llm_compressor force_bos_token_insert forced_bos_token_id forced_eos_token_id hidden_dropout id2label
+    igate_bias_init_range ignore_index image_token_id image_token_index inference_state_dtype initializer_range
+    is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty mamba_ssm_cache_dtype
+    mamba_ssm_dtype max_inference_chunksize max_length min_length mode model_max_length model_type moe_router_dtype
+    no_repeat_ngram_size norm_reduction_force_float32 num_beam_groups num_beams num_labels num_logits_to_keep
+    num_return_sequences output_attentions output_hidden_states output_router_logits output_scores pad_token_id prefix
+    predict_special_tokens pretraining_tp problem_type pruned_heads quantization quantization_config
+    remove_invalid_values repetition_penalty rescale_prenorm_residual resid_pdrop return_dict return_dict_in_generate
+    return_last_states router_aux_loss_coef router_jitter_noise sep_token_id seq_aux sequence_kernel
+    step_kernel summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder time_step_floor
+    time_step_limit time_step_max time_step_min tokenizer_class top_k top_p torchscript transformers.js_config
+    transformers_version typical_p unk_token_id use_bfloat16 use_cache use_mamba_kernels attention_probs_dropout_prob
+    hidden_dropout_prob classifier_dropout dropout layerdrop init_std block_mlp_init_scale block_out_init_scale
+    block_use_xavier_init conv_use_xavier_init use_kernels rope_config_validation moe_shared_expert_overlap
+    gradient_checkpointing reorder_and_upcast_attn n_special num_hash_layers_loss
+    moe_loss_weight moe_jitter_eps mtp_use_dedicated_embeddings mtp_layers_block_type
+    mtp_hybrid_override_pattern mtp_transformer_layers use_mtp index_share_for_mtp_iteration""".split()
+)
