@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onboard.arch.blocks import Attention, Compressor, Indexer, Latent, Layer, Positions, State
+from onboard.arch.spec import ArchSpec
 from onboard.diff.fields import ABSENT, ATTENTION, CONFIG, KV, ROTARY, TABLE, Field, dig, inner
 from onboard.diff.labels import SOFTMAX
 
@@ -24,6 +25,19 @@ def sharing(layer: Layer) -> Any:
     if a.kv_heads == a.heads:
         return "multi-head"
     return "multi-query" if a.kv_heads == 1 else "grouped-query"
+
+
+def width(arch: ArchSpec) -> Any:
+    """Whether all heads together are as wide as the residual; ABSENT without softmax attention."""
+    found = {
+        kind.attention.kind: kind.attention.heads * kind.attention.head_size_k == arch.hidden
+        for kind in arch.kinds
+        if kind.attention and kind.attention.kind in SOFTMAX
+    }
+    if not found:
+        return ABSENT
+    words = {kind: "hidden" if same else "not hidden" for kind, same in found.items()}
+    return next(iter(words.values())) if len(set(words.values())) == 1 else words
 
 
 def bias(layer: Layer) -> Any:
@@ -62,10 +76,38 @@ def positions_of(*names: str) -> Any:
     return rotary
 
 
-def rotary_part(layer: Layer) -> Any:
-    """How much of a head turns: ``all`` of it, the latent rope part, or a share."""
+def _proportional(a: Attention) -> bool:
+    return a.positions.scaling is not None and a.positions.scaling.kind == "proportional"
+
+
+def scaling(layer: Layer) -> Any:
+    """The scaling with all its parameters; for proportional rope the share that turns, which is part of it."""
     a = layer.attention
     if a is None or a.positions.kind != "rotary":
+        return ABSENT
+    if not _proportional(a):
+        return a.positions.scaling
+    share = (a.positions.rotary_dim or a.head_size_k) / a.head_size_k
+    factor = a.positions.scaling.factor if a.positions.scaling else None
+    stretched = "" if factor in (None, 1.0) else f", factor {factor:g}"
+    return f"proportional: {share:g} of the head turns, exponents over the whole head{stretched}"
+
+
+def frequency_dim(layer: Layer) -> Any:
+    """What the exponents are divided by; ABSENT for proportional rope, whose scaling says it."""
+    a = layer.attention
+    if a is None or a.positions.kind != "rotary" or _proportional(a):
+        return ABSENT
+    size = a.positions.frequency_dim
+    if size in (None, a.positions.rotary_dim):
+        return "rotary width"
+    return "head size" if size == a.head_size_k else size
+
+
+def rotary_part(layer: Layer) -> Any:
+    """How much of a head turns: ``all`` of it, the latent rope part, or a share; ABSENT for proportional rope."""
+    a = layer.attention
+    if a is None or a.positions.kind != "rotary" or _proportional(a):
         return ABSENT
     turned = a.positions.rotary_dim
     whole = a.latent.rope_size if a.latent else a.head_size_k
@@ -78,6 +120,7 @@ A = (CONFIG, ATTENTION)
 W = (ATTENTION, TABLE)
 FIELDS: tuple[Field, ...] = (
     Field("attention.sharing", ITEM, "mixer", sharing, (CONFIG, TABLE, KV), sources=("attention.kv_heads",)),
+    Field("attention.width", ITEM, "model", width, (CONFIG, TABLE), sources=("attention.head_size_k",)),
     Field("attention.window", ITEM, "mixer", dig("attention", "window"), (CONFIG, ATTENTION, KV)),
     Field("attention.chunk", ITEM, "mixer", dig("attention", "chunk"), (CONFIG, ATTENTION, KV)),
     Field("attention.bias", ITEM, "mixer", bias, (*A, TABLE),
@@ -122,12 +165,8 @@ POSITION_FIELDS: tuple[Field, ...] = (
     Field("attention.positions.rotary_dim", POSITIONS, "mixer", rotary_part, (CONFIG, ROTARY)),
     Field("attention.positions.interleaved", POSITIONS, "mixer", positions_of("interleaved"), (ROTARY, TABLE)),
     Field("attention.positions.leading", POSITIONS, "mixer", positions_of("leading"), (ROTARY,)),
-    Field("attention.positions.frequency_dim", POSITIONS, "mixer",
-          lambda x: ABSENT if not x.attention or x.attention.positions.kind != "rotary" else
-          "rotary width" if x.attention.positions.frequency_dim in (None, x.attention.positions.rotary_dim) else
-          "head size" if x.attention.positions.frequency_dim == x.attention.head_size_k else
-          x.attention.positions.frequency_dim, (ROTARY,)),
-    Field("attention.positions.scaling", POSITIONS, "mixer", positions_of("scaling"), (CONFIG, ROTARY)),
+    Field("attention.positions.frequency_dim", POSITIONS, "mixer", frequency_dim, (ROTARY,)),
+    Field("attention.positions.scaling", POSITIONS, "mixer", scaling, (CONFIG, ROTARY)),
     Field("attention.positions.mrope", POSITIONS, "mixer", positions_of("mrope"), (CONFIG, ROTARY)),
     Field("attention.positions.mrope_interleaved", POSITIONS, "mixer", positions_of("mrope_interleaved"), (ROTARY,)),
     Field("attention.positions.learned_size", POSITIONS, "mixer", dig("attention", "positions", "learned_size"),
@@ -139,4 +178,3 @@ STATE_FIELDS: tuple[Field, ...] = inner(
     State, ("state",), path="state", item="special features", facet="mixer", affects=(CONFIG, "model.py mixer"),
     skip=("kind",), sizes=("heads", "head_size", "state_size", "key_heads", "groups", "conv_channels", "dt_rank"),
 )  # fmt: skip
-

@@ -82,7 +82,7 @@ def towers(arch: ArchSpec) -> Any:
 
 
 FEED_FORWARD: tuple[Field, ...] = (
-    Field("mlp", FFN, "mlp", dig("mlp"), (MLP, TABLE), presence=True),
+    Field("mlp", FFN, "mlp", lambda x: x.mlp or x.moe, (MLP, TABLE), presence=True),
     Field("mlp.activation", FFN, "mlp", activation, (CONFIG, MLP), sources=("mlp.activation", "moe.activation")),
     Field("mlp.gated", FFN, "mlp", gated, (MLP, TABLE), sources=("mlp.gated", "moe.gated")),
     Field("mlp.bias", FFN, "mlp", mlp_bias, (CONFIG, MLP, TABLE),
@@ -154,4 +154,3 @@ WHOLE: tuple[Field, ...] = (
           lambda x: x.embedding.size if x.embedding.size != x.hidden else "hidden", (CONFIG,), "size"),
     Field("max_positions", "position encoding", "model", dig("max_positions"), (CONFIG,), "size"),
 )  # fmt: skip
-

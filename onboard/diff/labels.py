@@ -44,8 +44,7 @@ def _numbered(labels: Sequence[str], parts: Sequence[Hashable]) -> list[str]:
         group = groups.setdefault(label, {})
         numbers.append(group.setdefault(part, len(group) + 1))
     return [
-        label if len(groups[label]) == 1 else f"{label} {number}"
-        for label, number in zip(labels, numbers, strict=True)
+        label if len(groups[label]) == 1 else f"{label} {number}" for label, number in zip(labels, numbers, strict=True)
     ]
 
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from onboard.arch.blocks import Norm, QKNorm
+
 
 def jsonable(value: Any) -> Any:
     """A scalar that JSON holds: parts become a line of text, sequences too; an object stays layer kind -> scalar."""
@@ -23,6 +25,12 @@ def jsonable(value: Any) -> Any:
 
 def describe(part: Any) -> str:
     """A part in one line: its kind, then every field that is not at its default."""
+    if isinstance(part, Norm):
+        return _norm(part)
+    if isinstance(part, QKNorm):
+        width = {"head": "per head", "full": "over all heads", "each_head": "own weight per head"}[part.width]
+        other = f"; queries: {_norm(part.query_norm)}" if part.query_norm is not None else ""
+        return f"{_norm(part.norm)} {width}, {part.place.replace('_', ' ')}{other}"
     head = getattr(part, "kind", None) or type(part).__name__
     fields = []
     for f in dataclasses.fields(part):
@@ -30,13 +38,28 @@ def describe(part: Any) -> str:
         if f.name == "kind" or (f.default is not dataclasses.MISSING and value == f.default):
             continue
         name = f.name.replace("_", " ")
-        if value is True:
+        if f.name == "router" and dataclasses.is_dataclass(value):
+            fields.append(_router(value))
+        elif value is True:
             fields.append(name)
         elif dataclasses.is_dataclass(value):
             fields.append(f"{name} ({describe(value)})")
         else:
             fields.append(f"{name} {text(jsonable(value))}")
     return f"{head}: {', '.join(fields)}" if fields else head
+
+
+def _router(router: Any) -> str:
+    shown = describe(router)
+    return f"{router.score} router" + (f" ({shown.partition(': ')[2]})" if ": " in shown else "")
+
+
+def _norm(norm: Norm) -> str:
+    words = ["RMS norm" if norm.kind == "rms" else f"{norm.kind} norm"]
+    words += ["times 1 + w"] * norm.plus_one + ["with bias"] * norm.bias + ["without weight"] * (not norm.weight)
+    words += ["gated"] * norm.gated + ([f"in {norm.groups} groups"] if norm.groups != 1 else [])
+    eps = "" if norm.eps is None else f" (eps {norm.eps:g})"
+    return " ".join(words) + eps
 
 
 def text(value: Any) -> str:

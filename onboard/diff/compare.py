@@ -1,0 +1,198 @@
+"""Two models' facts -> the rows that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from onboard.arch.spec import ArchSpec
+from onboard.diff.coverage import cover
+from onboard.diff.fields import ABSENT, CONFIG, KV, TABLE, Field
+from onboard.diff.labels import SOFTMAX, Labels, by_label, pattern, pattern_text
+from onboard.diff.rows import ITEMS, Diff, Row
+from onboard.diff.rules import RULES
+from onboard.diff.show import jsonable
+from onboard.diff.side import side
+from onboard.diff.sources import source_text
+from onboard.diff.table import BY_LAYER, FIELDS, mixers
+from onboard.facts.api import ModelFacts
+
+SIZE_ROW = "a value in the config"
+
+
+class _Model:
+    """One model's facts with the names of its kinds of layers."""
+
+    def __init__(self, facts: ModelFacts) -> None:
+        self.facts = facts
+        self.arch: ArchSpec = facts.arch
+        self.labels = Labels(facts.arch)
+
+    def value(self, field: Field) -> Any:
+        """The field's value: one, an object by kind of layer, or ABSENT."""
+        if field.facet == "model":
+            return field.get(self.arch)
+        kinds = self.arch.kinds
+        return by_label(self.arch, self.labels.columns(field.facet), lambda k: field.get(kinds[k]), ABSENT)
+
+    def present(self, field: Field) -> Any:
+        """The first part that the field finds, or None."""
+        if field.facet == "model":
+            return field.get(self.arch)
+        found = (field.get(kind) for kind in self.arch.kinds)
+        return next((part for part in found if part is not ABSENT and part is not None), None)
+
+    def sequence(self) -> list[str]:
+        """The name of every layer's kind, in order."""
+        return [self.labels.whole[k] for k in self.arch.layer_kinds]
+
+    @property
+    def only_foreign_attention(self) -> bool:
+        """Whether no layer has softmax attention over keys and values, which is all that the Attention block does."""
+        kinds = [k.attention.kind for k in self.arch.kinds if k.attention]
+        return bool(kinds) and not any(kind in SOFTMAX for kind in kinds)
+
+
+class _Comparison:
+    """The rows of one pair, collected field by field."""
+
+    def __init__(self, a: ModelFacts, b: ModelFacts, target: str) -> None:
+        self.a, self.b = _Model(a), _Model(b)
+        self.target = self.b if target == "b" else self.a
+        self.target_name = target
+        self.rows: list[Row] = []
+
+    def add(self, field: Field, a: Any, b: Any, path: str | None = None, item: str | None = None) -> None:
+        """One row; the target's value decides the coverage."""
+        path = path or field.path
+        value = self._without_absent(b if self.target_name == "b" else a)
+        covered, missing = (SIZE_ROW, None) if field.kind == "size" else self._cover(path, value)
+        self.rows.append(
+            Row(
+                item or field.item,
+                path,
+                field.kind,
+                jsonable(self._without_absent(a)),
+                jsonable(self._without_absent(b)),
+                source_text(self.a.facts, field.sources or (field.path,)),
+                source_text(self.b.facts, field.sources or (field.path,)),
+                field.affects,
+                covered,
+                missing,
+            )
+        )
+
+    def _cover(self, path: str, value: Any) -> tuple[str | None, str | None]:
+        covered, missing = cover(path, value, RULES)
+        if covered and covered.startswith("Attention(") and self.target.only_foreign_attention:
+            return None, f"goes with the mixer to write ({mixers(self.target.arch)})"
+        norm = self.target.arch.final_norm
+        if covered and path in ("norms.eps", "norms.plus_one") and norm is not None and norm.kind != "rms":
+            return None, f"goes with the {norm.kind} block to write"
+        return covered, missing
+
+    @staticmethod
+    def _without_absent(value: Any) -> Any:
+        return None if value is ABSENT else value
+
+    def fields(self) -> None:
+        """Every field of the table."""
+        for field in FIELDS:
+            if field.presence:
+                a, b = self.a.present(field), self.b.present(field)
+                if (a is None) != (b is None):
+                    self.add(field, a, b)
+                continue
+            a, b = self.a.value(field), self.b.value(field)
+            if a is ABSENT or b is ABSENT or a == b:
+                continue
+            if field.path in BY_LAYER and _keys(a) != _keys(b):
+                by_layer = Field(field.path, "heterogeneous layers", "layer", field.get, (CONFIG, "model.py layer", KV))
+                self.add(by_layer, a, b, BY_LAYER[field.path])
+            else:
+                self.add(field, a, b)
+
+    def layers(self) -> None:
+        """The mixers, and the pattern that the kinds of layers form."""
+        a, b = mixers(self.a.arch), mixers(self.b.arch)
+        if a != b:
+            touched = ("model.py attention", TABLE, KV)
+            self.add(Field("mixer", "attention", "layer", mixers, touched, sources=("layers.kind",)), a, b)
+        a_layers, b_layers = self.a.sequence(), self.b.sequence()
+        if pattern(a_layers) != pattern(b_layers):
+            a, b = pattern_text(a_layers), pattern_text(b_layers)
+            if a != b:
+                touched = (CONFIG, "model.py layer", KV)
+                sources = ("layers.pattern", "layers.kind", "layers.moe", "layers.rope")
+                self.add(
+                    Field("layers.pattern", "heterogeneous layers", "layer", mixers, touched, sources=sources), a, b
+                )
+
+    def config(self) -> None:
+        """Where the settings sit, and how the weights are stored."""
+        a, b = (m.facts.section or "top" for m in (self.a, self.b))
+        if a != b:
+            same = not self.rows
+            self.add(Field("config.section", "config structure", "model", mixers, (CONFIG, TABLE)), a, b)
+            if same:
+                self.rows[-1] = Row("config structure", "config.section", "spelling", a, b)
+        quantised = [_quantisation(m.facts) for m in (self.a, self.b)]
+        if quantised[0] != quantised[1]:
+            touched = ("neuron_config", TABLE)
+            self.add(Field("quantization", "special features", "model", mixers, touched), *quantised)
+
+    def spelling(self) -> None:
+        """Names, and keys that hold the same value under another spelling."""
+        told = {row.field for row in self.rows}
+        for name in ("model_type", "architectures"):
+            a, b = (jsonable(getattr(m.facts, name)) for m in (self.a, self.b))
+            if a != b:
+                self.rows.append(Row("config structure", f"config.{name}", "spelling", a, b))
+        a_sources, b_sources = self.a.facts.sources, self.b.facts.sources
+        for path in sorted(set(a_sources) & set(b_sources) - told):
+            a, b = str(a_sources[path]), str(b_sources[path])
+            if a != b:
+                self.rows.append(Row("config structure", path, "spelling", a, b))
+
+
+def _keys(value: Any) -> Any:
+    return frozenset(value) if isinstance(value, Mapping) else None
+
+
+def _quantisation(facts: ModelFacts) -> str | None:
+    block = facts.raw.get("quantization_config") or facts.text.get("quantization_config")
+    if not isinstance(block, Mapping):
+        return None
+    method = block.get("quant_method") or block.get("quant_algo") or block.get("format")
+    return str(method) if method else "of unnamed method"
+
+
+def diff(
+    a: ModelFacts,
+    b: ModelFacts,
+    *,
+    target: str = "b",
+    spelling: bool = False,
+    why: str | None = None,
+    structures: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None] = (None, None),
+) -> Diff:
+    """What differs between two models.
+
+    Args:
+        a, b: the models.
+        target: ``a`` or ``b``: the one to port; coverage is about its values.
+        spelling: also list values that are the same and only written in another way.
+        why: why the base was picked, when the caller did not name it.
+        structures: the two module trees, when they were asked for.
+    """
+    pair = _Comparison(a, b, target)
+    pair.layers()
+    pair.fields()
+    pair.config()
+    if spelling:
+        pair.spelling()
+    else:
+        pair.rows = [row for row in pair.rows if row.kind != "spelling"]
+    order = {"semantic": 0, "size": 1, "spelling": 2}
+    rows = sorted(pair.rows, key=lambda row: (order[row.kind], ITEMS.index(row.item)))
+    return Diff(side(a, structures[0]), side(b, structures[1]), tuple(rows), target, why)

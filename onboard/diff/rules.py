@@ -1,0 +1,239 @@
+"""The coverage table: path of a compared value -> the rule that says what covers it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onboard.arch.blocks import Norm, QKNorm, Scaling
+from onboard.diff.coverage import (
+    ACTIVATIONS,
+    ROTARY_KINDS,
+    Answer,
+    Call,
+    Code,
+    Missing,
+    Rule,
+    Wiring,
+    always,
+    only,
+    takes,
+)
+
+
+def mixers(value: str) -> Answer:
+    """Softmax attention is there; every other mixer is to write."""
+    names = {
+        "mla": "latent attention (MLA) with its latent cache",
+        "compressed": "compressed attention",
+        "none": None,
+        "attention": None,
+    }
+    other = [names.get(m, f"the {m} mixer with its state cache") for m in value.split(" + ")]
+    missing = [name for name in other if name]
+    return Missing(" and ".join(missing)) if missing else Call("Attention")
+
+
+def bias(value: str) -> Answer:
+    """q, k and v share one switch, o has its own."""
+    names = [] if value == "none" else value.split(", ")
+    qkv = [n for n in names if n != "o"]
+    if qkv and qkv != ["q", "k", "v"]:
+        return Missing(f"a bias on {', '.join(qkv)} alone: Attention(bias=) gives one to q, k and v together")
+    return Call("Attention", (("bias", bool(qkv)), ("o_bias", "o" in names)))
+
+
+def qk_norm(value: QKNorm | None) -> Answer:
+    """One RMS norm over each head, before the rotary embedding."""
+    if value is None:
+        return Call("Attention", (("qk_norm_eps", None),))
+    plain = Norm("rms", value.norm.eps, plus_one=value.norm.plus_one)
+    wrong = []
+    if value.width != "head":
+        wrong.append({"full": "over all heads at once", "each_head": "with a weight for each head"}[value.width])
+    if value.place != "before_rope":
+        wrong.append("after the rotary embedding")
+    if value.norm != plain:
+        wrong.append("without weight" if not value.norm.weight else f"of kind {value.norm.kind}")
+    if getattr(value, "query_norm", None) not in (None, value.norm):
+        wrong.append("another one for queries than for keys")
+    if wrong or value.norm.eps is None:
+        return Missing(f"norm of queries and keys {', '.join(wrong) or 'of unknown eps'}, in Attention")
+    return Call("Attention", (("qk_norm_eps", value.norm.eps), ("qk_norm_plus_one", value.norm.plus_one)))
+
+
+def scale(value: Any) -> Answer:
+    """Any number; the usual one by default."""
+    if value == "unknown":
+        return Missing("the factor on the scores, which the config does not give")
+    return Call("Attention", (("scale", None if value == "head_size ** -0.5" else value),))
+
+
+def position_kind(value: str) -> Answer:
+    """Rotary, or none at all."""
+    if value == "rotary":
+        return Call("Attention", (("rotary", Code("Rotary(config)")),))
+    if value == "none":
+        return Call("Attention", (("rotary", None),))
+    return Missing(f"{value} positions")
+
+
+def scaling(value: Scaling | str | None) -> Answer:
+    """The kinds of table in nn/rotary.py, with their own parameters."""
+    if value is None:
+        return Call("RotaryConfig", (("kind", "default"),))
+    kind = value.split(":")[0] if isinstance(value, str) else value.kind
+    if isinstance(value, str) or kind not in ROTARY_KINDS:
+        return Missing(f"the {kind} table in nn/rotary.py (it has {', '.join(ROTARY_KINDS)})")
+    if value.query_beta is not None:
+        return Missing("growth of the query scale with the position")
+    args: list[tuple[str, Any]] = [("kind", kind), ("factor", value.factor)]
+    if kind == "llama3":
+        args += [
+            ("low_freq_factor", value.low_freq_factor),
+            ("high_freq_factor", value.high_freq_factor),
+            ("original_max_position", value.original_max_positions),
+        ]
+    return Call("RotaryConfig", tuple(args))
+
+
+def rotary_part(value: str) -> Answer:
+    """All of the head, or its first channels."""
+    share = None if value == "all" else Code(f"int({value.split(' ')[0]} * head_size)")
+    return Call("RotaryConfig", (("rotary_size", share),))
+
+
+def activation(value: str) -> Answer:
+    """The names that functional/mlp.py knows."""
+    if value not in ACTIVATIONS:
+        return Missing(f"activation {value} in functional/mlp.py (it has {', '.join(sorted(ACTIVATIONS))})")
+    return Call("GatedMLP", (("act", ACTIVATIONS[value]),))
+
+
+def mlp_bias(value: str) -> Answer:
+    """All projections, or none."""
+    if value not in ("none", "up and down"):
+        return Missing(f"an MLP with a bias on {value} alone")
+    return Call("GatedMLP", (("bias", value != "none"),))
+
+
+def embedding_scale(value: Any) -> Answer:
+    """Any factor, rounded to the table's dtype first."""
+    shown = None if value == 1.0 else Code("hidden_size ** 0.5") if value == "sqrt(hidden)" else value
+    return Call("VocabDimShardedEmbedding", (("scale", shown),))
+
+
+def embedding_norm(value: Norm | None) -> Answer:
+    """An RMS norm in the model's own forward."""
+    if value is None:
+        return Call("VocabDimShardedEmbedding")
+    if value.kind != "rms" or value.bias or not value.weight:
+        return Missing(f"a {value.kind} block after the embedding")
+    return Call("RMSNorm", (("eps", value.eps),), "after the embedding, in the model's forward")
+
+
+def tied(value: bool) -> Answer:
+    """A row of the checkpoint table."""
+    if value:
+        return Call("Tie", (("when", "tie_word_embeddings"),), "head shares the embedding's table")
+    return Call("Map", (), "the head's own key, e.g. lm_head")
+
+
+def predict(value: int) -> Answer:
+    """Serving works without them."""
+    if not value:
+        return Wiring("nothing to do, the part is not there")
+    return Call("Drop", (("why", "next-token-prediction layers are not served"),))
+
+
+def section(value: str) -> Answer:
+    """Where the decoder's settings sit."""
+    where = "hf_config" if value == "top" else f"hf_config.{value}"
+    return Wiring(f"from_configs reads {where}; the checkpoint table takes the prefix of its keys")
+
+
+def dtype(value: str) -> Answer:
+    """Floating types are converted while loading."""
+    if value in ("bfloat16", "float16", "float32"):
+        return Call("load_weights", (("dtype", Code(f"torch.{value}")),))
+    if value == "unspecified":
+        return Call("load_weights", (("dtype", Code("the serving dtype")),))
+    return Missing(f"weights of dtype {value}")
+
+
+RULES: dict[str, Rule] = {
+    "mixer": mixers,
+    "layers.pattern": lambda value: Wiring("the model's constructor picks the arguments of layer i by its kind"),
+    "layers.heads": takes("Attention", "heads"),
+    "layers.kv_heads": takes("Attention", "kv_heads"),
+    "layers.head_size_k": takes("Attention", "head_size"),
+    "layers.mlp_size": takes("GatedMLP", "intermediate_size"),
+    "attention.sharing": lambda value: Call("Attention", (("kv_heads", Code("config.num_key_value_heads")),)),
+    "attention.width": lambda value: Call("Attention", (("head_size", Code("config.head_dim")),)),
+    "state": always("the state mixer"),
+    "attention.window": takes("Attention", "window"),
+    "attention.chunk": only(None, "Attention", "a chunk of {} tokens in Attention, with LayerSpec(chunk_size=)"),
+    "attention.bias": bias,
+    "attention.qk_norm": qk_norm,
+    "attention.v_norm": only(None, "Attention", "a norm on the values in Attention ({})"),
+    "attention.out_norm": only(None, "Attention", "a norm before the output projection in Attention ({})"),
+    "attention.k_eq_v": only(False, "Attention", "values from the key projection in Attention"),
+    "attention.scale": scale,
+    "attention.softcap": takes("Attention", "softcap"),
+    "attention.clip_qkv": only(None, "Attention", "a clamp of q, k and v at {} in Attention"),
+    "attention.sinks": only(False, "Attention", "learned sinks in Attention (NF.flash_attention takes sinks_N)"),
+    "attention.output_gate": only(None, "Attention", "a gate by {} on the attention's output"),
+    "attention.shared_kv": only(False, "Attention", "an Attention that reads another layer's cache"),
+    "attention.head_size_v": only("as keys", "Attention", "values of size {} in Attention (QKVLinear takes it)"),
+    "attention.latent": always("latent attention (MLA)"),
+    "attention.indexer": always("the sparse indexer and its key cache"),
+    "attention.compressor": always("the compressed long-range branch"),
+    "attention.query_growth": only(None, "Attention", "a query scale that grows with the position ({})"),
+    "attention.positions.kind": position_kind,
+    "attention.positions.base": takes("RotaryConfig", "base"),
+    "attention.positions.rotary_dim": rotary_part,
+    "attention.positions.interleaved": takes("RotaryConfig", "interleaved"),
+    "attention.positions.leading": only(True, "RotaryConfig", "rotary on the last channels of the head"),
+    "attention.positions.frequency_dim": only("rotary width", "RotaryConfig", "exponents over {} in nn/rotary.py"),
+    "attention.positions.scaling": scaling,
+    "attention.positions.mrope": only(None, "RotaryConfig", "multimodal positions, sections {} (text alone is plain)"),
+    "embedding.positions": only(None, "VocabDimShardedEmbedding", "{} positions that are added to the embedding"),
+    "mlp": lambda value: Call("GatedMLP") if value else Wiring("nothing to do, the part is not there"),
+    "mlp.activation": activation,
+    "mlp.gated": only(True, "GatedMLP", "a feed-forward block without a gate"),
+    "mlp.bias": mlp_bias,
+    "mlp.clamp": only(None, "GatedMLP", "limits on gate and up in GatedMLP ({})"),
+    "mlp.fused": lambda value: Call("Map" if value else "Fuse", (), "gate and up, stored " + ("as one" if value else "apart")),
+    "moe": always("a mixture-of-experts block: router, experts, their rows in the checkpoint table"),
+    "norms.places": lambda value: Call("RMSNorm", (), f"{value} placement in the layer's forward"),
+    "norms.kind": only("rms", "RMSNorm", "a {} block"),
+    "norms.eps": takes("RMSNorm", "eps"),
+    "norms.plus_one": takes("RMSNorm", "plus_one"),
+    "norms.bias": only(False, "RMSNorm", "a norm with a bias"),
+    "norms.weight": only(True, "RMSNorm", "a norm without a weight"),
+    "norms.gated": only(False, "RMSNorm", "a gated norm"),
+    "norms.groups": only(1, "RMSNorm", "a norm in {} groups"),
+    "final_norm": only(True, "RMSNorm", "a frame without a last norm (DecoderModel.forward has one)"),
+    "layer.parallel": lambda value: Wiring(
+        "x + attn(n) + mlp(n) in the layer's forward" if value else "attention, then MLP, in the layer's forward"
+    ),
+    "layer.shared_norm": lambda value: Wiring(f"{'one norm' if value else 'two norms'} in the layer's constructor"),
+    "layer.residual_scale": lambda value: Wiring(f"x + {value:g} * block(x) in the layer's forward"),
+    "layer.per_layer_input": always("the layer's gate for its own embedding of each token"),
+    "layer.output_scalar": always("a stored scalar on the layer's output"),
+    "embedding.multiplier": embedding_scale,
+    "embedding.norm": embedding_norm,
+    "embedding.project": only(False, "VocabDimShardedEmbedding", "a projection after the embedding"),
+    "head.tied": tied,
+    "head.bias": takes("LMHead", "bias"),
+    "head.multiplier": only(1.0, "LMHead", "a factor {} on the logits in LMHead"),
+    "head.softcap": takes("LMHead", "softcap"),
+    "per_layer_input": always("the table of per-layer embeddings and its projection"),
+    "hyper_connections": always("parallel residual streams around each block"),
+    "predict_layers": predict,
+    "residual_dtype": always("a residual in float32"),
+    "towers": lambda value: Wiring("nothing to do, the part is not there") if value == "none"
+    else Missing(f"{value}; for text alone, Drop rows in the checkpoint table are enough"),
+    "dtype": dtype,
+    "config.section": section,
+    "quantization": always("loading of this quantisation"),
+}  # fmt: skip
