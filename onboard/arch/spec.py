@@ -46,12 +46,14 @@ class HyperConnections:
 
 @dataclass(frozen=True)
 class Head:
-    """The output projection. ``multiplier`` multiplies the logits; ``softcap`` c gives ``c * tanh(x / c)``."""
+    """The output projection. ``multiplier`` multiplies the logits; ``softcap`` c gives ``c * tanh(x / c)``;
+    ``normalized``: the rows of its weight are scaled to length 1 first (Baichuan 2)."""
 
     tied: bool
     bias: bool = False
     multiplier: float = 1.0
     softcap: float | None = None
+    normalized: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from onboard.facts.source import Source
-from onboard.facts.spellings import FAMILY_SPELLINGS, IGNORED, SPELLINGS
+from onboard.facts.spellings import FAMILY_IGNORED, FAMILY_SPELLINGS, IGNORED, SPELLINGS, TOWER_KEYS
 from vllm_neuron.errors import ConfigError
 
 MAX_INT = 2**40
@@ -138,9 +138,9 @@ class Reader:
         self._used.update(keys)
 
     def unknown_keys(self) -> tuple[str, ...]:
-        """Keys of the section that nothing has read."""
-        known = self._used | IGNORED
-        return tuple(sorted(k for k in self.text if k not in known))
+        """Keys of the section that nothing has read and that are not switched off (null, false, 0 or empty)."""
+        known = self._used | IGNORED | FAMILY_IGNORED.get(self.model_type, frozenset()) | TOWER_KEYS
+        return tuple(sorted(str(k) for k, v in self.text.items() if k not in known and v))
 
     # Layers that differ
 

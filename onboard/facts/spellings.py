@@ -92,6 +92,29 @@ FAMILY_SPELLINGS: dict[str, dict[str, tuple[str, ...]]] = {
     "falcon": {"num_key_value_heads": ("num_kv_heads", "n_head_kv", "num_key_value_heads")},
 }
 
+# Keys that a family's reference does not read, or only in layers that this checkpoint lacks.
+FAMILY_IGNORED: dict[str, frozenset[str]] = {
+    "llama": frozenset({"is_llama_config"}),
+    "minimax_m2": frozenset({"attn_type_list", "layernorm_full_attention_beta", "layernorm_linear_attention_beta",
+                             "layernorm_mlp_beta", "mlp_intermediate_size", "qk_norm_type", "shared_intermediate_size",
+                             "shared_moe_mode", "use_qk_norm", "use_routing_bias"}),
+    "qwen3_moe": frozenset({"intermediate_size"}),
+    "qwen3_vl_moe_text": frozenset({"intermediate_size"}),
+    "qwen3_next": frozenset({"intermediate_size"}),
+    "nemotron_h": frozenset({"intermediate_size"}),
+    "llama4_text": frozenset({"intermediate_size_mlp"}),
+    "mimo": frozenset({"attention_bias"}),
+    "phi3": frozenset({"original_max_position_embeddings"}),
+    "deepseek_v4": frozenset({"compress_rope_theta"}),
+    "glm_moe_dsa": frozenset({"first_k_dense_replace"}),
+    "gpt2": frozenset({"output_past"}),
+}  # fmt: skip
+
+TOWER_KEYS = frozenset({
+    "vision_config", "audio_config", "video_token_id", "vision_end_token_id", "vision_start_token_id",
+    "vision_token_id", "audio_token_id",
+})  # fmt: skip
+
 # Keys that say nothing about the architecture: tokens, training, generation, files, kernels.
 IGNORED = frozenset(
     """_attn_implementation _attn_implementation_autoset _commit_hash _from_model_config _name_or_path add_cross_attention

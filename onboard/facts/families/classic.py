@@ -146,3 +146,19 @@ def build_phi3(r: Reader, family: Family) -> ArchSpec:
         raise r.wrong("lm_head_bias", True, "false: the reference has no such bias")
     r.use("full_attn_mod", "interpolate_factor")
     return dense.build(r, family)
+
+
+BAICHUAN2_VOCAB = 125_696
+
+
+def build_baichuan(r: Reader, family: Family) -> ArchSpec:
+    """Baichuan: the 13B models use ALiBi and say so nowhere (the serving code goes by the hidden size of 4096 for
+    rotary); the head of generation 2, told by its vocabulary, is normalised."""
+    if common.hidden_size(r) != 4096:
+        family = dataclasses.replace(family, positions="alibi")
+        r.notes.append("Baichuan with a hidden size other than 4096 uses ALiBi")
+    spec = dense.build(r, family)
+    r.known("attention.positions.kind", "head.normalized")
+    if spec.embedding.vocab == BAICHUAN2_VOCAB:
+        spec = dataclasses.replace(spec, head=dataclasses.replace(spec.head, normalized=True))
+    return spec

@@ -11,7 +11,7 @@ from onboard.arch.spec import ArchSpec, Embedding, Head, Tower
 from onboard.facts.families.family import Family
 from onboard.facts.reader import Reader
 from onboard.facts.source import Source
-from vllm_neuron.errors import ConfigError
+from vllm_neuron.errors import ConfigError, UnsupportedError
 
 MAX_LAYERS = 100_000
 MAX_WIDTH = 2**24
@@ -41,6 +41,20 @@ def heads(r: Reader) -> tuple[int, int]:
     if n % k:
         raise r.wrong("num_key_value_heads", k, f"a divisor of the {n} query heads")
     return n, k
+
+
+def causal_only(r: Reader) -> None:
+    """Stop for a variant whose tokens see later ones; note one that does so for image tokens only.
+
+    Raises:
+        UnsupportedError: ``use_bidirectional_attention`` for all tokens.
+    """
+    value = r.find("use_bidirectional_attention")[0]
+    if value in (True, "all"):
+        raise UnsupportedError(r.prefix + "use_bidirectional_attention", value, "a causal decoder",
+                               "This looks like an encoder or an embedding model.")  # fmt: skip
+    if value:
+        r.notes.append(f"use_bidirectional_attention={value!r:.40}: image tokens see each other; text stays causal")
 
 
 def head_size(r: Reader, n: int, hidden: int) -> int:

@@ -15,6 +15,7 @@ def build(r: Reader, family: Family) -> ArchSpec:
     """The architecture of a decoder whose layers are attention and an MLP or experts."""
     hidden, n = common.hidden_size(r), common.layer_count(r)
     common.heads(r)
+    common.causal_only(r)
     types = windows.attention_types(r, family, n)
     rope = rotating.layers_with_rope(r, family, types)
     sparse = sparse_layers(r, family, n)

@@ -19,6 +19,7 @@ FULL, SLIDING = windows.FULL, windows.SLIDING
 def build(r: Reader, family: Family) -> ArchSpec:
     """The architecture of a Gemma 4 text model."""
     hidden, n = common.hidden_size(r), common.layer_count(r)
+    common.causal_only(r)
     types = windows.attention_types(r, family, n)
     if types[-1] != FULL:
         r.warn(f"the last layer is {types[-1]}, but the family makes it full_attention; full_attention wins")

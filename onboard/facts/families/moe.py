@@ -34,7 +34,7 @@ STYLES = {
     "qwen": Style(normalize="?norm_topk_prob"),
     "qwen2": Style(normalize="?norm_topk_prob", shared="shared_expert_intermediate_size", shared_gate=True),
     "qwen3_5": Style(shared="shared_expert_intermediate_size", shared_gate=True),
-    "deepseek_v2": Style(normalize=False, scaled=True, grouped=True, shared="count"),
+    "deepseek_v2": Style(normalize="?norm_topk_prob", scaled=True, grouped=True, shared="count"),
     "deepseek_v3": Style(score="sigmoid", normalize="?norm_topk_prob", correction=True, scaled=True, grouped=True,
                          shared="count"),
     "minimax_m2": Style(size="intermediate_size", score="sigmoid", correction=True),

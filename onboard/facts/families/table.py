@@ -79,7 +79,7 @@ FAMILIES: dict[str, Family] = {
         _f("minimax_m2", "MiniMaxM2ForCausalLM", qk_norm="full", moe="minimax_m2"),
         _f("gpt_oss", "GptOssForCausalLM", build=classic.build_gpt_oss, window="pattern", **ALL_BIAS),
         _f("dbrx", "DbrxForCausalLM", build=classic.build_dbrx, norm="layernorm", norm_bias=False, moe="dbrx"),
-        _f("baichuan", "BaichuanForCausalLM"),
+        _f("baichuan", "BaichuanForCausalLM", build=classic.build_baichuan),
         _f("internlm", "InternLMForCausalLM", q_bias="?bias", k_bias="?bias", v_bias="?bias", o_bias="?bias"),
         _f("internlm2", "InternLM2ForCausalLM", q_bias="?bias", k_bias="?bias", v_bias="?bias", o_bias="?bias"),
         _f("starcoder2", "Starcoder2ForCausalLM", norm="layernorm", gated=False, window="all", **USE_BIAS),
