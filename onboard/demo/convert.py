@@ -16,6 +16,7 @@ from onboard.report.console import Progress
 from vllm_neuron.errors import CheckpointError, ConfigError
 
 MARKER = "onboard-demo-model.json"
+CONVERSION = 1  # raise it when the written files change, so that older folders are written again
 
 # Keys that tell how the folder was made, not what the model is.
 LEFTOVERS = {
@@ -63,11 +64,12 @@ def write(source: Source, folder: Path, *, force: bool, progress: Progress) -> W
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ConfigError("--to", str(folder), "a folder, or a path that does not exist yet", "Choose another path.")
     if folder.is_dir() and any(folder.iterdir()):
-        if not _is_ours(folder, source):
+        marker = _marker(folder)
+        if marker.get("name") != source.name:
             raise ConfigError(
                 "--to", str(folder), f"a new folder or one with {source.name} in it", "Choose another folder with --to."
             )
-        if not force:
+        if not force and marker == _new_marker(source):
             return Written(folder, source, reused=True)
     source.files()
     with staged(folder) as stage:
@@ -75,12 +77,17 @@ def write(source: Source, folder: Path, *, force: bool, progress: Progress) -> W
     return Written(folder, source, reused=False)
 
 
-def _is_ours(folder: Path, source: Source) -> bool:
+def _marker(folder: Path) -> dict[str, Any]:
     try:
         marker = json.loads((folder / MARKER).read_text())
     except (OSError, json.JSONDecodeError):
-        return False
-    return isinstance(marker, dict) and marker.get("name") == source.name and marker.get("sha256") == source.sha256
+        return {}
+    return marker if isinstance(marker, dict) else {}
+
+
+def _new_marker(source: Source) -> dict[str, Any]:
+    facts = {"name": source.name, "model": source.model, "sha256": source.sha256, "licence": source.licence}
+    return facts | {"conversion": CONVERSION}
 
 
 def _fill(stage: Path, source: Source, progress: Progress) -> None:
@@ -94,8 +101,7 @@ def _fill(stage: Path, source: Source, progress: Progress) -> None:
     joined.unlink(missing_ok=True)
     with progress.step("checking the folder") as advance:
         _check(stage, source, advance)
-    marker = {"name": source.name, "model": source.model, "sha256": source.sha256, "licence": source.licence}
-    (stage / MARKER).write_text(json.dumps(marker, indent=2) + "\n")
+    (stage / MARKER).write_text(json.dumps(_new_marker(source), indent=2) + "\n")
 
 
 def _read(gguf: Path, source: Source) -> tuple[Any, Any]:
