@@ -71,8 +71,8 @@ def _cache_values(a: Attention) -> Fraction:
         return Fraction(0)
     if a.latent is not None:
         return Fraction(a.latent.kv_rank + a.latent.rope_size)
-    one = a.kv_heads * (a.head_size_k if a.single_cache else a.head_size_k + a.head_size_v)
-    return one + (Fraction(one, a.compressor.rate) if a.compressor else 0)
+    one = Fraction(a.kv_heads) * (a.head_size_k if a.single_cache else a.head_size_k + a.head_size_v)
+    return one + (one / a.compressor.rate if a.compressor else 0)
 
 
 def _indexer_values(a: Attention) -> Fraction:

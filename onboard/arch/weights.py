@@ -184,5 +184,3 @@ def _mlstm(s: State, h: int, value: int) -> int:
     gates = 2 * (h * s.heads + s.heads)
     bias = (2 * key + 2 * value + h) * s.proj_bias
     return h * (2 * key + 2 * value) + gates + norm(s.norm, value) + value * h + bias
-
-

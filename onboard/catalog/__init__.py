@@ -32,8 +32,8 @@ class Entry:
         architectures: class names.
         section: dotted path of the decoder's section in the original config.
         confidence: how sure its source is; one of ``CONFIDENCE``: a config as published (verbatim), with a small
-            correction (near-verbatim), as re-saved by transformers (dump), with keys left out (trimmed), or put together
-            from other descriptions (reconstructed).
+            correction (near-verbatim), as re-saved by transformers (dump), with keys left out (trimmed), or put
+            together from other descriptions (reconstructed).
         note: what the confidence means here.
         remote_code: the repository has code of its own for this model (never executed).
         fields: values in modern spelling.
@@ -86,8 +86,8 @@ def entry(name: str) -> Entry:
     known = find(name) if "\x00" not in name and ".." not in name else None
     if known is None:
         close = suggest(name)
-        raise ConfigError("model", name, "a name in the catalog",
-                          f"Did you mean {' or '.join(close)}?" if close else "See `onboard catalog list`.")  # fmt: skip
+        hint = f"Did you mean {' or '.join(close)}?" if close else "See `onboard catalog list`."
+        raise ConfigError("model", name, "a name in the catalog", hint)
     return parse(json.loads(_file(known).read_text(encoding="utf-8")), known)
 
 

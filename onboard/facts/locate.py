@@ -111,8 +111,8 @@ def from_hub(model: str, revision: str | None) -> Found:
     try:
         path = Path(hf_hub_download(model, "config.json", revision=revision))
     except errors.GatedRepoError:
-        raise ConfigError("model", model, "a model that this account may read",
-                          f"Accept its terms at https://huggingface.co/{model}, then run `hf auth login`.") from None  # fmt: skip
+        action = "Accept its terms on its page on the hub, then run `hf auth login`."
+        raise ConfigError("model", model, "a model that this account may read", action) from None
     except errors.RepositoryNotFoundError:
         raise ConfigError("model", model, "a model on the hub",
                           "Check the name; for a private one run `hf auth login`.") from None  # fmt: skip

@@ -47,6 +47,7 @@ class Reader:
         self.default_kind = "family"
         self.layer_kind = ""
         self._used: set[str] = set()
+        self._overrides: dict[int, Mapping[str, Any]] = {}
         self._settled: dict[str, tuple[Any, Source]] = {}
         self.found: dict[str, Any] = {}
         self._modern = modern
@@ -146,21 +147,18 @@ class Reader:
 
     def layer_overrides(self, layers: int) -> dict[int, int]:
         """``per_layer_config``: for each layer that has settings of its own, the index of the first layer with the
-        same ones.
+        same ones. Keys are layer numbers, possibly with leading zeros.
 
         Raises:
-            ConfigError: not an object of objects, or a layer that does not exist.
+            ConfigError: not an object of objects, or a layer that does not exist or is named twice.
         """
         table = self.maybe_mapping("per_layer_config")
-        first: list[tuple[Any, int]] = []
         out: dict[int, int] = {}
         for key, value in (table or {}).items():
-            if not str(key).isdecimal() or int(key) >= layers or not isinstance(value, Mapping):
+            if not _is_layer(key, layers) or int(key) in out or not isinstance(value, Mapping):
                 raise self.wrong("per_layer_config", {key: value}, f"a layer from 0 to {layers - 1} and an object")
-            same = next((i for other, i in first if other == value), None)
-            if same is None:
-                same = int(key)
-                first.append((value, same))
+            same = next((i for i, other in self._overrides.items() if other == value), int(key))
+            self._overrides.setdefault(same, value)
             out[int(key)] = same
         return out
 
@@ -169,7 +167,7 @@ class Reader:
         """While open, records name this kind of layer, and ``per_layer_config`` of layer ``override`` goes first."""
         text, self.layer_kind = self.text, kind
         if override is not None:
-            self.text = {**text, **self.text["per_layer_config"][str(override)]}
+            self.text = {**text, **self._overrides[override]}
         try:
             yield
         finally:
@@ -270,3 +268,7 @@ class Reader:
         if not isinstance(value, list) or any(type(x) is not kind for x in value):
             raise self.wrong(key, value, f"a list of {kind.__name__} values")
         return value
+
+
+def _is_layer(key: Any, layers: int) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < layers

@@ -106,7 +106,8 @@ FAMILY_IGNORED: dict[str, frozenset[str]] = {
     "mimo": frozenset({"attention_bias"}),
     "phi3": frozenset({"original_max_position_embeddings"}),
     "deepseek_v4": frozenset({"compress_rope_theta"}),
-    "glm_moe_dsa": frozenset({"first_k_dense_replace"}),
+    "glm_moe_dsa": frozenset({"first_k_dense_replace", "layer_types"}),
+    "qwen2_moe": frozenset({"intermediate_size"}),
     "gpt2": frozenset({"output_past"}),
 }  # fmt: skip
 
@@ -116,30 +117,31 @@ TOWER_KEYS = frozenset({
 })  # fmt: skip
 
 # Keys that say nothing about the architecture: tokens, training, generation, files, kernels.
-IGNORED = frozenset(
-    """_attn_implementation _attn_implementation_autoset _commit_hash _from_model_config _name_or_path add_cross_attention
-    add_embedding_dropout add_forward_backend_padding architectures attn_implementation attention_dropout attn_pdrop
-    attention_softmax_in_fp32 auto_map autocast_kernel_dtype aux_loss_alpha bad_words_ids begin_suppress_tokens
-    bias_dropout_fusion boi_token_id boi_token_index bos_token_id cache_implementation chunk_size chunk_size_feed_forward
-    chunkwise_kernel cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample early_stopping
-    emb_pdrop embd_pdrop embed_dropout encoder_no_repeat_ngram_size eod_token_id eoi_token_id eoi_token_index
-    eos_token_id ep_size exponential_decay_length_penalty expert_dtype feed_forward_proj finetuning_task
-    for_llm_compressor force_bos_token_insert forced_bos_token_id forced_eos_token_id hidden_dropout id2label
-    igate_bias_init_range ignore_index image_token_id image_token_index inference_state_dtype initializer_range
-    is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty mamba_ssm_cache_dtype
-    mamba_ssm_dtype max_inference_chunksize max_length min_length mode model_max_length model_type moe_router_dtype
-    no_repeat_ngram_size norm_reduction_force_float32 num_beam_groups num_beams num_labels num_logits_to_keep
-    num_return_sequences output_attentions output_hidden_states output_router_logits output_scores pad_token_id prefix
-    predict_special_tokens pretraining_tp problem_type pruned_heads quantization quantization_config
-    remove_invalid_values repetition_penalty rescale_prenorm_residual resid_pdrop return_dict return_dict_in_generate
-    return_last_states router_aux_loss_coef router_jitter_noise sep_token_id seq_aux sequence_kernel
-    step_kernel summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder time_step_floor
-    time_step_limit time_step_max time_step_min tokenizer_class top_k top_p torchscript transformers.js_config
-    transformers_version typical_p unk_token_id use_bfloat16 use_cache use_mamba_kernels attention_probs_dropout_prob
-    hidden_dropout_prob classifier_dropout dropout layerdrop init_std block_mlp_init_scale block_out_init_scale
-    block_use_xavier_init conv_use_xavier_init use_kernels rope_config_validation moe_shared_expert_overlap
-    gradient_checkpointing reorder_and_upcast_attn n_special num_hash_layers_loss
-    moe_loss_weight moe_jitter_eps mtp_use_dedicated_embeddings mtp_layers_block_type
-    mtp_hybrid_override_pattern mtp_transformer_layers use_mtp index_share_for_mtp_iteration""".split()
-)
+_WITHOUT_MEANING = """
+_attn_implementation _attn_implementation_autoset _commit_hash _from_model_config _name_or_path add_cross_attention
+add_embedding_dropout add_forward_backend_padding architectures attention_dropout attention_probs_dropout_prob
+attention_softmax_in_fp32 attn_implementation attn_pdrop auto_map autocast_kernel_dtype aux_loss_alpha bad_words_ids
+begin_suppress_tokens bias_dropout_fusion block_mlp_init_scale block_out_init_scale block_use_xavier_init
+boi_token_id boi_token_index bos_token_id cache_implementation chunk_size chunk_size_feed_forward chunkwise_kernel
+classifier_dropout conv_use_xavier_init cross_attention_hidden_size decoder_start_token_id diversity_penalty
+do_sample dropout early_stopping emb_pdrop embd_pdrop embed_dropout encoder_no_repeat_ngram_size eod_token_id
+eoi_token_id eoi_token_index eos_token_id ep_size expert_dtype exponential_decay_length_penalty feed_forward_proj
+finetuning_task for_llm_compressor force_bos_token_insert forced_bos_token_id forced_eos_token_id
+gradient_checkpointing hidden_dropout hidden_dropout_prob id2label igate_bias_init_range ignore_index image_token_id
+image_token_index index_share_for_mtp_iteration inference_state_dtype init_std initializer_range is_decoder
+is_encoder_decoder keys_to_ignore_at_inference label2id layerdrop length_penalty mamba_ssm_cache_dtype
+mamba_ssm_dtype max_inference_chunksize max_length min_length mode model_max_length model_type moe_jitter_eps
+moe_loss_weight moe_router_dtype moe_shared_expert_overlap mtp_hybrid_override_pattern mtp_layers_block_type
+mtp_transformer_layers mtp_use_dedicated_embeddings n_special no_repeat_ngram_size norm_reduction_force_float32
+num_beam_groups num_beams num_hash_layers_loss num_labels num_logits_to_keep num_return_sequences output_attentions
+output_hidden_states output_router_logits output_scores pad_token_id predict_special_tokens prefix pretraining_tp
+problem_type pruned_heads quantization quantization_config remove_invalid_values reorder_and_upcast_attn
+repetition_penalty rescale_prenorm_residual resid_pdrop residual_dropout return_dict return_dict_in_generate
+return_last_states rope_config_validation router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32
+sep_token_id seq_aux sequence_kernel step_kernel summary_activation summary_first_dropout summary_proj_to_labels
+summary_type summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
+time_step_floor time_step_limit time_step_max time_step_min tokenizer_class top_k top_p torchscript
+transformers.js_config transformers_version typical_p unk_token_id use_associative_scan use_bfloat16 use_cache
+use_kernels use_mamba_kernels use_mtp
+"""
+IGNORED = frozenset(_WITHOUT_MEANING.split())

@@ -38,9 +38,9 @@ def family(model_type: str | None, text: Mapping[str, Any], class_name: str) -> 
         scale="query_pre_attn_scalar" if text.get("query_pre_attn_scalar") is not None else None,
         embed_scale="?embedding_multiplier",
         residual="residual_multiplier",
-        logit_scale="/logits_scaling" if "logits_scaling" in text else ("?logit_scale" if "logit_scale" in text else None),
+        logit_scale=next((mark + k for mark, k in (("/", "logits_scaling"), ("?", "logit_scale")) if k in text), None),
         moe=("deepseek_v3" if sigmoid else _moe_style(text)) if experts else None,
-    )  # fmt: skip
+    )
 
 
 def _patterned(text: Mapping[str, Any]) -> bool:
@@ -65,7 +65,7 @@ def defaults(model_type: str | None) -> tuple[dict[str, Any], str | None]:
     try:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-        values = CONFIG_MAPPING[model_type]().to_dict()
+        values = CONFIG_MAPPING[str(model_type)]().to_dict()
     except (ImportError, KeyError, AttributeError, TypeError, ValueError):
         return {}, None
     nested = values.get("text_config")

@@ -64,6 +64,7 @@ def build_falcon(r: Reader, family: Family) -> ArchSpec:
         two = 2 if new else 1
     if r.flag("alibi", "attention.positions.kind"):
         family = dataclasses.replace(family, positions="alibi")
+        r.use("rope_parameters", "rope_theta", "rope_scaling")
     if r.flag("apply_residual_connection_post_layernorm"):
         raise r.wrong("apply_residual_connection_post_layernorm", True, "false")
     four_times(r)
@@ -92,8 +93,10 @@ def build_mpt(r: Reader, family: Family) -> ArchSpec:
 
 def build_dbrx(r: Reader, family: Family) -> ArchSpec:
     """DBRX: everything about attention and experts is nested."""
-    for key in ("attn_config", "ffn_config"):
-        r.maybe_mapping(key)
+    options = [r.maybe_mapping(key) or {} for key in ("attn_config", "ffn_config")]
+    act = options[1].get("ffn_act_fn")
+    if isinstance(act, dict):
+        r.settle("hidden_act", act.get("name"), "ffn_config.ffn_act_fn.name")
     return dense.build(r, family)
 
 

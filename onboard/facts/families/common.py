@@ -66,8 +66,10 @@ def head_size(r: Reader, n: int, hidden: int) -> int:
     given = r.maybe_integer("head_dim", "attention.head_size_k", maximum=MAX_WIDTH)
     if given is not None:
         if hidden % n:
-            r.notes.append(f"hidden size {hidden} is not a multiple of {n} heads; head_dim {given} is given, so this is "
-                           "sound, but the reference (transformers) may refuse the config")  # fmt: skip
+            r.notes.append(
+                f"hidden size {hidden} is not a multiple of {n} heads; with head_dim {given} given this is sound, "
+                "but the reference (transformers) may refuse the config"
+            )
         size = given
     elif hidden % n:
         raise ConfigError(

@@ -5,7 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from onboard.arch.blocks import MLP, Attention, Compressor, Indexer, Layer, MoE, Norm, Positions, QKNorm, Router, Scaling
+from onboard.arch.blocks import (
+    MLP,
+    Attention,
+    Compressor,
+    Indexer,
+    Layer,
+    MoE,
+    Norm,
+    Positions,
+    QKNorm,
+    Router,
+    Scaling,
+)
 from onboard.arch.spec import ArchSpec, HyperConnections
 from onboard.facts import rope
 from onboard.facts.families import common, dense, moe

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from onboard.arch.blocks import Attention, Layer, LayerNorms, Norm, Positions, QKNorm
-from onboard.arch.spec import ArchSpec, Embedding
+from onboard.arch.spec import ArchSpec
 from onboard.facts.families import common, moe, rotating, windows
 from onboard.facts.families.family import Family
 from onboard.facts.reader import Reader

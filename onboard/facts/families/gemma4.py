@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from onboard.arch.blocks import Attention, Layer, LayerNorms, MoE, Norm, Positions, QKNorm, Router
 from onboard.arch.spec import ArchSpec, PerLayerInput
@@ -29,16 +27,18 @@ def build(r: Reader, family: Family) -> ArchSpec:
         raise r.wrong("num_kv_shared_layers", shared, f"at most the {n} layers")
     first = n - shared
     sources = [_source(types, i, first) for i in range(n)]
-    overrides = r.maybe_mapping("per_layer_config") or {}
-    own = [_override(r, overrides, i) for i in range(n)]
+    overrides = r.layer_overrides(n)
     wide = r.flag("use_double_wide_mlp", "mlp.size")
 
-    def make(signature: tuple[str, int | None, tuple[tuple[str, int], ...]]) -> Layer:
-        layer_type, source, given = signature
-        with r.layer(layer_type.split("_")[0]):
-            return layer(r, family, hidden, layer_type, source, dict(given), wide=wide and source is not None)
+    def make(signature: tuple[str, int | None, int | None]) -> Layer:
+        layer_type, source, override = signature
+        with r.layer(layer_type.split("_")[0], override):
+            return layer(
+                r, family, hidden, layer_type, source, wide=wide and source is not None, listed=bool(overrides)
+            )
 
-    kinds, index = common.distinct(list(zip(types, sources, own, strict=True)), make)
+    signatures = [(types[i], sources[i], overrides.get(i)) for i in range(n)]
+    kinds, index = common.distinct(signatures, make)
     spec = common.finish(r, family, kinds, index)
     return dataclasses.replace(spec, per_layer_input=per_layer_input(r, family))
 
@@ -50,24 +50,17 @@ def _source(types: list[str], i: int, first: int) -> int | None:
     return next((j for j in reversed(range(first)) if types[j] == types[i]), None)
 
 
-def _override(r: Reader, table: Mapping[str, Any], i: int) -> tuple[tuple[str, int], ...]:
-    value = table.get(str(i)) or {}
-    if not isinstance(value, Mapping) or any(type(v) is not int or v < 1 for v in value.values()):
-        raise r.wrong("per_layer_config", value, "an object of positive integers for each layer")
-    return tuple(sorted(value.items()))
-
-
 def layer(
-    r: Reader, family: Family, hidden: int, layer_type: str, source: int | None, given: dict[str, int], *, wide: bool
+    r: Reader, family: Family, hidden: int, layer_type: str, source: int | None, *, wide: bool, listed: bool
 ) -> Layer:
-    """One kind of layer."""
+    """One kind of layer; ``wide``: its MLP has twice the width; ``listed``: ``per_layer_config`` says what differs."""
     one = common.norm(r, family)
     size = r.integer("intermediate_size", "mlp.size", maximum=common.MAX_WIDTH) * (2 if wide else 1)
     experts = moe_block(r, family) if r.flag("enable_moe_block", "moe") else None
     inner = one if experts is not None else None
     r.known("norms.places", "output_scalar")
     return Layer(
-        attention=attention(r, family, hidden, layer_type, source, given),
+        attention=attention(r, family, hidden, layer_type, source, listed=listed),
         mlp=moe.mlp(r, family, size),
         moe=experts,
         norms=LayerNorms(one, one, one, one, post_dense=inner, pre_moe=inner, post_moe=inner),
@@ -77,22 +70,21 @@ def layer(
 
 
 def attention(
-    r: Reader, family: Family, hidden: int, layer_type: str, source: int | None, given: dict[str, int]
+    r: Reader, family: Family, hidden: int, layer_type: str, source: int | None, *, listed: bool
 ) -> Attention:
     """The attention of one kind of layer; full layers have their own head size and, with shared k and v, KV heads."""
     full = layer_type == FULL
     n, k = common.heads(r)
     size = common.head_size(r, n, hidden)
     k_eq_v = r.flag("attention_k_eq_v", "attention.k_eq_v") and full
-    explicit_layers = bool(r.maybe_mapping("per_layer_config"))
-    wide = r.maybe_integer("global_head_dim", "attention.head_size_k" if full else None)
-    few = r.maybe_integer("num_global_key_value_heads")
-    if full and not explicit_layers:
-        size = wide or size
+    wide, few = r.maybe_integer("global_head_dim"), r.maybe_integer("num_global_key_value_heads")
+    if full and not listed:
+        if wide:
+            r.find("global_head_dim", "attention.head_size_k"), r.find("global_head_dim", "attention.head_size_v")
+            size = wide
         if k_eq_v and few:
-            r.maybe_integer("num_global_key_value_heads", "attention.kv_heads")
+            r.find("num_global_key_value_heads", "attention.kv_heads")
             k = few
-    size, k = given.get("head_dim", size), given.get("num_key_value_heads", k)
     if n % k:
         raise r.wrong("num_key_value_heads", k, f"a divisor of the {n} query heads")
     eps = common.norm(r, family)
@@ -134,9 +126,7 @@ def moe_block(r: Reader, family: Family) -> MoE:
         top_k=top_k,
         size=r.integer("moe_intermediate_size", "moe.size", maximum=common.MAX_WIDTH),
         activation=common.activation(r, family, "moe.activation"),
-        router=Router(
-            normalize=True, input_norm=Norm("rms", eps, weight=False), input_scale=True, expert_scale=True
-        ),
+        router=Router(normalize=True, input_norm=Norm("rms", eps, weight=False), input_scale=True, expert_scale=True),
     )
 
 

@@ -108,4 +108,3 @@ def indexer_types(r: Reader, family: Family, n: int) -> list[str | None]:
     if len(types) != n or set(types) - {"full", "shared"}:
         raise r.wrong("indexer_types", types, f"full or shared for each of {n} layers")
     return list(types)
-

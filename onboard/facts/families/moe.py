@@ -111,8 +111,8 @@ def _shared(r: Reader, family: Family, style: Style, size: int, act: str) -> MLP
 
 
 def swiglu_clamp(r: Reader, *, gpt_oss: bool) -> Clamp | None:
-    """``swiglu_limit`` as a clamp; gpt-oss also has its own alpha and adds 1 to up."""
+    """``swiglu_limit`` as a clamp; gpt-oss also scales the sigmoid and adds 1 to up."""
     limit = r.maybe_decimal("swiglu_limit", "moe.clamp", minimum=0.0)
     if not limit:
         return None
-    return Clamp(limit, alpha=1.702, up_shift=1.0) if gpt_oss else Clamp(limit)
+    return Clamp(limit, alpha=r.decimal("swiglu_alpha"), up_shift=1.0) if gpt_oss else Clamp(limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from onboard.arch.blocks import MLP, Layer, LayerNorms, Norm, State
@@ -43,7 +44,7 @@ def build_xlstm(r: Reader, family: Family) -> ArchSpec:
         norms=LayerNorms(pre_mixer=one, pre_mlp=one),
     )
     r.known("mlp.activation", "mlp.gated", "norms.places")
-    return common.finish(r, family, (layer,), (0,) * n, final_norm=one)
+    return common.finish(r, family, (layer,), (0,) * n, final_norm=Norm("rms", eps))
 
 
 def build_mamba(r: Reader, family: Family) -> ArchSpec:
@@ -55,13 +56,7 @@ def build_mamba(r: Reader, family: Family) -> ArchSpec:
           "num_attention_heads", "norm_before_gate", "rms_norm", "d_inner", "time_step_rank")  # fmt: skip
     layer = Layer(state=state, norms=LayerNorms(pre_mixer=dense.norms(r, family).pre_mixer))
     spec = common.finish(r, family, (layer,), (0,) * n)
-    return spec if not wider else _wide(spec)
-
-
-def _wide(spec: ArchSpec) -> ArchSpec:
-    import dataclasses
-
-    return dataclasses.replace(spec, residual_dtype="float32")
+    return dataclasses.replace(spec, residual_dtype="float32" if wider else None)
 
 
 def _inner(r: Reader, hidden: int) -> int:
