@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 import torch
@@ -174,24 +175,22 @@ def run_in_threads(world_size: int, work: Callable[[Group], R]) -> list[R]:
     from vllm_neuron.parallel.neuron_parallel_state import use_tp_group
 
     meeting = _Meeting(world_size)
-    results: dict[int, R] = {}
-    errors: list[tuple[int, BaseException]] = []
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> R:
         group: Group = ThreadGroup(rank, meeting) if world_size > 1 else SingleGroup()
-        try:
-            with use_tp_group(group), torch.no_grad():
-                results[rank] = work(group)
-        except BaseException as error:  # noqa: BLE001 - handed to the caller below
-            errors.append((rank, error))
+        with use_tp_group(group), torch.no_grad():
+            return work(group)
+
+    def release_others(future: Future[R]) -> None:
+        if future.exception() is not None:
             meeting.barrier.abort()
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    causes = [e for _, e in errors if not isinstance(e, threading.BrokenBarrierError)] or [e for _, e in errors]
+    with ThreadPoolExecutor(max_workers=world_size) as pool:
+        futures = [pool.submit(run, rank) for rank in range(world_size)]
+        for future in futures:
+            future.add_done_callback(release_others)
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)] or errors
     if causes:
         raise causes[0]
-    return [results[rank] for rank in range(world_size)]
+    return [future.result() for future in futures]
