@@ -1,0 +1,77 @@
+"""What of vLLM's configuration and of a request is not supported, refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from vllm_neuron.errors import ConfigError, UnsupportedError, nearest
+from vllm_neuron.model.neuron_config import NeuronConfig
+
+
+def neuron_config(vllm_config: Any) -> NeuronConfig:
+    """``additional_config["neuron_config"]``, checked.
+
+    Raises:
+        ConfigError, UnsupportedError: naming the key.
+    """
+    additional = vllm_config.additional_config or {}
+    if not isinstance(additional, dict):
+        raise ConfigError("additional_config", additional, "an object")
+    for key in additional:
+        if key != "neuron_config":
+            raise ConfigError(
+                f"additional_config.{key}", additional[key], "neuron_config only", nearest(key, ["neuron_config"])
+            )
+    return NeuronConfig.from_dict(additional.get("neuron_config"))
+
+
+def refuse_unsupported(vllm_config: Any) -> None:
+    """Stop at the first engine option that would otherwise be ignored.
+
+    Raises:
+        UnsupportedError: naming the option and its value.
+    """
+    for name, value, accepted in _options(vllm_config):
+        if value not in accepted:
+            raise UnsupportedError(name, value, " or ".join(repr(a) for a in accepted), "It is not supported yet.")
+
+
+def _options(c: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    p = c.parallel_config
+    yield "pipeline_parallel_size", p.pipeline_parallel_size, (1,)
+    yield "data_parallel_size", p.data_parallel_size, (1,)
+    yield "decode_context_parallel_size", p.decode_context_parallel_size, (1,)
+    yield "prefill_context_parallel_size", p.prefill_context_parallel_size, (1,)
+    yield "enable_expert_parallel", p.enable_expert_parallel, (False,)
+    yield "enable_lora", c.lora_config is not None, (False,)
+    yield "speculative_config", c.speculative_config and c.speculative_config.method, (None,)
+    yield "kv_transfer_config", c.kv_transfer_config and c.kv_transfer_config.kv_connector, (None,)
+    yield "kv_cache_dtype", c.cache_config.cache_dtype, ("auto", "bfloat16", "float16", "float32")
+    yield "load_format", c.load_config.load_format, ("auto", "safetensors", "hf")
+    m = c.model_config
+    if m is None:
+        return
+    yield "runner", m.runner_type, ("generate",)
+    yield "quantization", m.quantization, (None,)
+    yield "enable_prompt_embeds", m.enable_prompt_embeds, (False,)
+    yield "enable_sleep_mode", m.enable_sleep_mode, (False,)
+    yield "multimodal model", m.is_multimodal_model, (False,)
+    if c.cache_config.cache_dtype not in ("auto", str(m.dtype).removeprefix("torch.")):
+        yield "kv_cache_dtype", c.cache_config.cache_dtype, ("auto", str(m.dtype).removeprefix("torch."))
+
+
+def refuse_request(params: Any) -> None:
+    """Stop a request that asks for what is not supported.
+
+    Raises:
+        UnsupportedError: naming the parameter; vLLM's server answers 400 with the text.
+    """
+    from vllm.pooling_params import PoolingParams
+
+    if isinstance(params, PoolingParams):
+        raise UnsupportedError("task", params.task, "text generation")
+    for name in ("prompt_logprob_token_ids", "thinking_token_budget", "watermarking", "trace_decode_token_ids"):
+        value = getattr(params, name, None)
+        if value:
+            raise UnsupportedError(name, value, "to be left out", "It is not supported yet.")

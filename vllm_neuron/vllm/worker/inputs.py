@@ -1,0 +1,187 @@
+"""From the persistent batch to static steps: which rows run in which form, padded to which bucket.
+
+Everything is numpy on preallocated sizes; a step becomes tensors once, at the end. Masks are made once a step for each
+KV group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vllm_neuron.step import KVView, Phase, Step
+from vllm_neuron.vllm.worker.buckets import Buckets
+from vllm_neuron.vllm.worker.kv import GroupShape
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of a scheduler step, as the persistent batch has them.
+
+    Attributes:
+        token_ids: int32 [rows, max_model_len].
+        computed: tokens of each row that are in the cache already.
+        scheduled: tokens of each row to compute now.
+        tables: one block table for each KV group, int32 [rows, blocks].
+    """
+
+    token_ids: NDArray[np.int32]
+    computed: NDArray[np.int32]
+    scheduled: NDArray[np.int32]
+    tables: Sequence[NDArray[np.int32]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step, and which of its tokens belong to which row.
+
+    Attributes:
+        step: the padded step.
+        rows: batch rows in it.
+        starts: index in the step of each row's first token; the row's tokens follow it.
+        counts: tokens of each row.
+        shape: (phase, tokens or rows, context), by which strict mode knows it.
+    """
+
+    step: Step
+    rows: tuple[int, ...]
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    shape: tuple[str, int, int]
+
+    def last_tokens(self) -> list[int]:
+        """Index in the step of each row's last token."""
+        return [start + count - 1 for start, count in zip(self.starts, self.counts, strict=True)]
+
+
+class StepBuilder:
+    """Makes the steps of a batch.
+
+    Args:
+        buckets: static sizes.
+        groups: shapes of the KV groups, in vLLM's order.
+    """
+
+    def __init__(self, buckets: Buckets, groups: Sequence[GroupShape]) -> None:
+        self.buckets, self.groups = buckets, tuple(groups)
+
+    def build(self, batch: Batch) -> list[Work]:
+        """Prefills packed, then each chunk that has cached tokens, then all decodes in one step."""
+        fresh = batch.computed == 0
+        decode = ~fresh & (batch.scheduled == 1)
+        prefills = np.flatnonzero(fresh).tolist()
+        packs = self.buckets.pack([int(batch.scheduled[row]) for row in prefills])
+        work = [self.prefill(batch, [prefills[i] for i in pack]) for pack in packs]
+        work += [self.extend(batch, row) for row in np.flatnonzero(~fresh & ~decode).tolist()]
+        rows = np.flatnonzero(decode)
+        return [*work, self.decode(batch, rows)] if rows.size else work
+
+    def prefill(self, batch: Batch, rows: list[int]) -> Work:
+        """Rows that start from nothing, side by side; each sees only itself."""
+        counts = [int(batch.scheduled[row]) for row in rows]
+        used, size = sum(counts), self.buckets.token_bucket(sum(counts))
+        ids, positions = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        owner = np.full(size, -1, np.int64)
+        starts = np.cumsum([0, *counts[:-1]]).tolist()
+        for row, start, count in zip(rows, starts, counts, strict=True):
+            ids[start : start + count] = batch.token_ids[row, :count]
+            positions[start : start + count] = np.arange(count)
+            owner[start : start + count] = row
+        base = (owner[:, None] == owner[None, :]) & (positions[None, :] <= positions[:, None])
+        views = []
+        for group, table in zip(self.groups, batch.tables, strict=True):
+            slots = np.zeros(size, np.int64)
+            slots[:used] = _slots(table, owner[:used], positions[:used], group.block_size)
+            mask = _reach(base, positions[None, :], positions[:, None], group)
+            views.append(KVView(_tensor(slots), None, torch.from_numpy(mask)[None]))
+        step = Step(Phase.PREFILL, _tensor(ids), _tensor(positions), tuple(views), 1)
+        return Work(step, tuple(rows), tuple(starts), tuple(counts), (Phase.PREFILL.value, size, size))
+
+    def extend(self, batch: Batch, row: int) -> Work:
+        """One row's tokens after cached ones."""
+        done, count = int(batch.computed[row]), int(batch.scheduled[row])
+        size, context = self.buckets.token_bucket(count), self.buckets.context_bucket(done + count)
+        ids, positions = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        ids[:count] = batch.token_ids[row, done : done + count]
+        positions[:count] = np.arange(done, done + count)
+        one = np.array([row])
+        views = []
+        for group, table in zip(self.groups, batch.tables, strict=True):
+            slots = np.zeros(size, np.int64)
+            slots[:count] = _slots(table, np.full(count, row), positions[:count], group.block_size)
+            blocks, start = _blocks(table, one, positions[:1], group, context, size)
+            keys = start[:, None] * group.block_size + np.arange(blocks.shape[1] * group.block_size)
+            mask = _reach(keys <= positions[:, None], keys, positions[:, None], group)
+            mask[count:] = False
+            mask[count:, 0] = True
+            views.append(_view(slots, blocks, mask[None], start * group.block_size))
+        step = Step(Phase.EXTEND, _tensor(ids), _tensor(positions), tuple(views), 1)
+        return Work(step, (row,), (0,), (count,), (Phase.EXTEND.value, size, context))
+
+    def decode(self, batch: Batch, rows: Ints) -> Work:
+        """One token of each row."""
+        count = rows.size
+        size = self.buckets.row_bucket(count)
+        done = batch.computed[rows].astype(np.int64)
+        context = self.buckets.context_bucket(int(done.max()) + 1)
+        ids, positions = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        ids[:count] = batch.token_ids[rows, done]
+        positions[:count] = done
+        views = []
+        for group, table in zip(self.groups, batch.tables, strict=True):
+            slots = np.zeros(size, np.int64)
+            slots[:count] = _slots(table, rows, done, group.block_size)
+            some, first = _blocks(table, rows, done, group, context, 1)
+            blocks, start = np.zeros((size, some.shape[1]), np.int64), np.zeros(size, np.int64)
+            blocks[:count], start[:count] = some, first
+            keys = start[:, None] * group.block_size + np.arange(blocks.shape[1] * group.block_size)
+            mask = _reach(keys <= positions[:, None], keys, positions[:, None], group)
+            views.append(_view(slots, blocks, mask[:, None], start * group.block_size))
+        step = Step(Phase.DECODE, _tensor(ids), _tensor(positions), tuple(views), size)
+        every = tuple(range(count))
+        return Work(step, tuple(rows.tolist()), every, (1,) * count, (Phase.DECODE.value, size, context))
+
+
+def _tensor(array: Ints) -> torch.Tensor:
+    return torch.from_numpy(array)
+
+
+def _view(slots: Ints, blocks: Ints, mask: Bools, start: Ints) -> KVView:
+    return KVView(_tensor(slots), _tensor(blocks), torch.from_numpy(mask), _tensor(start))
+
+
+def _slots(table: NDArray[np.int32], rows: Ints, positions: Ints, block_size: int) -> Ints:
+    return table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+
+
+def _blocks(
+    table: NDArray[np.int32], rows: Ints, first: Ints, group: GroupShape, context: int, queries: int
+) -> tuple[Ints, Ints]:
+    """The blocks that a row's queries reach, [B, M], and the index of the first one in its table, [B].
+
+    ``first`` is the position of each row's first query. Entries past a row's own blocks are never shown by a mask.
+    """
+    width = group.blocks_needed(context, queries)
+    start = np.zeros(rows.size, np.int64)
+    if group.window is not None:
+        start = np.maximum(first - group.window + 1, 0) // group.block_size
+    elif group.chunk is not None:
+        start = first // group.chunk * group.chunk // group.block_size
+    index = np.minimum(start[:, None] + np.arange(width), table.shape[1] - 1)
+    return table[rows[:, None], index].astype(np.int64), start
+
+
+def _reach(causal: Bools, keys: Ints, queries: Ints, group: GroupShape) -> Bools:
+    """The causal mask, narrowed by the group's window or chunk."""
+    if group.window is not None:
+        return causal & (keys > queries - group.window)
+    if group.chunk is not None:
+        return causal & (keys // group.chunk == queries // group.chunk)
+    return causal

@@ -1,0 +1,318 @@
+"""Runs the model for a scheduler step: static steps in, sampled tokens out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsTensors, ModelRunnerOutput
+from vllm.v1.sample.logits_processor import build_logitsprocs
+from vllm.v1.worker.gpu_input_batch import InputBatch
+
+from vllm_neuron import metrics
+from vllm_neuron.errors import NonFiniteError, ShapeError
+from vllm_neuron.model.kv_cache import KVBinding
+from vllm_neuron.model.neuron_config import NeuronConfig
+from vllm_neuron.parallel import get_tp_group
+from vllm_neuron.step import Phase, Step
+from vllm_neuron.vllm.adapter import Adapter
+from vllm_neuron.vllm.worker import kv
+from vllm_neuron.vllm.worker.buckets import Buckets, plan
+from vllm_neuron.vllm.worker.inputs import Batch, StepBuilder, Work
+from vllm_neuron.vllm.worker.prompt_logprobs import PromptLogprobs
+from vllm_neuron.vllm.worker.requests import Requests
+from vllm_neuron.vllm.worker.sampling import RankZeroSampler, rows_not_finite
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Pending:
+    """A forward that waits for its tokens to be chosen."""
+
+    output: SchedulerOutput
+    logits_BV: Tensor
+    idle: list[int]
+    broken: list[int]
+    prompt_logprobs: dict[str, LogprobsTensors | None]
+
+
+class NeuronModelRunner:
+    """Owns the model's caches, the persistent batch, and the static shapes.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        config: the plugin's own.
+        adapter: where it runs.
+        model: loaded and prepared.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, config: NeuronConfig, adapter: Adapter, model: Any) -> None:
+        self.vllm_config, self.config, self.adapter = vllm_config, config, adapter
+        self.model: nn.Module = model
+        self.spec = model.get_kv_spec()
+        self.sampler = RankZeroSampler(vllm_config.model_config.logprobs_mode, get_tp_group())
+        self.prompt_logprobs = PromptLogprobs(
+            self.sampler.sampler,
+            self._logits,
+            model.vocab_size,
+            raw_logits="logits" in vllm_config.model_config.logprobs_mode,
+        )
+        self.visited: set[tuple[str, int, int]] = set()
+        self.warm = False
+        self._pending: _Pending | None = None
+
+    # -- set-up ---------------------------------------------------------------------------------------------------
+
+    def initialize_kv_cache(self, config: KVCacheConfig) -> None:
+        """Allocate the cache as vLLM laid it out, and everything whose size follows from it."""
+        self.bindings: dict[str, KVBinding] = kv.allocate(config, self.spec, self.adapter.device)
+        self.model.bind_kv_cache(self.bindings)
+        groups = kv.group_shapes(config, self.spec)
+        limits, model = self.vllm_config.scheduler_config, self.vllm_config.model_config
+        self.buckets: Buckets = plan(
+            self.config,
+            max_tokens=limits.max_num_batched_tokens,
+            max_rows=limits.max_num_seqs,
+            max_model_len=model.max_model_len,
+            block_sizes=[g.block_size for g in groups],
+        )
+        self.builder = StepBuilder(self.buckets, groups)
+        self.requests = Requests(self._input_batch(groups))
+
+    def _input_batch(self, groups: list[kv.GroupShape]) -> InputBatch:
+        limits, model = self.vllm_config.scheduler_config, self.vllm_config.model_config
+        blocks = [-(-max(model.max_model_len, self.buckets.context[-1]) // g.block_size) for g in groups]
+        processors = build_logitsprocs(
+            self.vllm_config, self.adapter.device, False, False, tuple(model.logits_processors or ())
+        )
+        return InputBatch(
+            max_num_reqs=limits.max_num_seqs,
+            max_model_len=model.max_model_len,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            device=self.adapter.device,
+            vocab_size=self.model.vocab_size,
+            block_sizes=[g.block_size for g in groups],
+            max_num_blocks_per_req=blocks,
+            logitsprocs=processors,
+            logitsprocs_need_output_token_ids=bool(model.logits_processors),
+        )
+
+    def shapes(self) -> list[tuple[str, int, int]]:
+        """Every static shape that a step can have: (phase, tokens or rows, context)."""
+        b = self.buckets
+        found = [(Phase.PREFILL.value, t, t) for t in b.tokens]
+        found += [(Phase.EXTEND.value, t, c) for t in b.tokens for c in b.context]
+        return found + [(Phase.DECODE.value, r, c) for r in b.rows for c in b.context]
+
+    def warm_up(self) -> float:
+        """Visit every shape; seconds.
+
+        Where each shape is a compiled graph every one is run. Where code runs as it is, the smallest of each phase is
+        run and the others are noted, which is said in the log.
+        """
+        begin = time.perf_counter()
+        shapes = self.shapes()
+        compiled = self.adapter.needs_full_warmup or self.config.compile_layers
+        every = self.config.warmup == "all" or (self.config.warmup == "auto" and compiled)
+        smallest = {phase: min((s for s in shapes if s[0] == phase), default=None) for phase, _, _ in shapes}
+        run = shapes if every else [shape for shape in smallest.values() if shape is not None]
+        for shape in run:
+            self._run_empty(shape)
+        for rows in self.buckets.rows if every else self.buckets.rows[:1]:
+            self.model.compute_logits(torch.zeros(rows, self.hidden_size, dtype=self.dtype))
+        self.visited.update(shapes)
+        self.warm = True
+        seconds = time.perf_counter() - begin
+        logger.info("Warm-up: %d of %d shapes run, %.1f s", len(run), len(shapes), seconds)
+        return seconds
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations."""
+        return self.vllm_config.model_config.dtype
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+        return self.vllm_config.model_config.get_hidden_size()
+
+    def _run_empty(self, shape: tuple[str, int, int]) -> None:
+        """Run one shape on padding: the null block is all it reads and writes."""
+        phase, size, context = shape
+        tables = [np.zeros((1, self.buckets.context[-1] // g.block_size), np.int32) for g in self.builder.groups]
+        zeros = np.zeros((1, max(self.buckets.context[-1], size) + 1), np.int32)
+        if phase == Phase.PREFILL.value:
+            work = self.builder.prefill(_batch(zeros, 0, size, tables), [0])
+        elif phase == Phase.EXTEND.value:
+            count = min(size, context - 1)
+            if self.buckets.token_bucket(max(count, 1)) != size:
+                return
+            work = self.builder.extend(_batch(zeros, context - count, count, tables), 0)
+        else:
+            rows = np.zeros(size, np.int64)
+            work = self.builder.decode(_batch(zeros, context - 1, 1, tables), rows)
+        self._forward(work)
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run the forwards of a scheduler step; the tokens are chosen in :meth:`sample_tokens`.
+
+        Returns:
+            None when tokens are to be chosen, or the empty output when nothing was scheduled.
+        """
+        for request in output.finished_req_ids:
+            self.prompt_logprobs.drop(request)
+        for new in output.scheduled_new_reqs:
+            self.prompt_logprobs.add(new)
+        self._maintain_blocks(output)
+        self.requests.update(output)
+        if not output.total_num_scheduled_tokens:
+            return EMPTY_MODEL_RUNNER_OUTPUT
+        batch = self._batch(output)
+        last_RH: list[tuple[tuple[int, ...], Tensor]] = []
+        prompt_logprobs: dict[str, LogprobsTensors | None] = {}
+        for work in self.builder.build(batch):
+            for piece, hidden_TH in self._isolated(batch, work):
+                if self.prompt_logprobs:
+                    self._collect_prompt_logprobs(piece, hidden_TH, prompt_logprobs)
+                last_RH.append((piece.rows, _last(piece, hidden_TH)))
+        logits_BV = self._row_logits(last_RH, len(batch.scheduled))
+        done = batch.computed + batch.scheduled >= self.requests.batch.num_tokens_no_spec[: len(batch.computed)]
+        self._pending = _Pending(
+            output, logits_BV, np.flatnonzero(~done).tolist(), rows_not_finite(logits_BV), prompt_logprobs
+        )
+        return None
+
+    def _maintain_blocks(self, output: SchedulerOutput) -> None:
+        for block in output.new_block_ids_to_zero or ():
+            for binding in self.bindings.values():
+                binding.pages[block] = 0
+        for source, target in output.kv_cache_block_copies or ():
+            for binding in self.bindings.values():
+                binding.pages[target] = binding.pages[source]
+
+    def _batch(self, output: SchedulerOutput) -> Batch:
+        batch = self.requests.batch
+        rows = batch.num_reqs
+        counts = output.num_scheduled_tokens
+        scheduled = np.fromiter((counts[request] for request in batch.req_ids), np.int32, rows)
+        tables = [batch.block_table[i].get_numpy_array()[:rows] for i in range(len(self.builder.groups))]
+        return Batch(batch.token_ids_cpu, batch.num_computed_tokens_cpu[:rows], scheduled, tables)
+
+    def _isolated(self, batch: Batch, work: Work) -> list[tuple[Work, Tensor]]:
+        """Run a step; when packed prefills come out non-finite, run each alone.
+
+        A NaN value times a masked weight of 0 is NaN, so one broken request would break its neighbours in the pack.
+        """
+        hidden_TH = self._forward(work)
+        packed = work.step.phase is Phase.PREFILL and len(work.rows) > 1
+        if not packed or bool(torch.isfinite(_last(work, hidden_TH).sum())):
+            return [(work, hidden_TH)]
+        self._clear_block(0)
+        alone = [self.builder.prefill(batch, [row]) for row in work.rows]
+        return [(piece, self._forward(piece)) for piece in alone]
+
+    def _forward(self, work: Work) -> Tensor:
+        if self.warm and work.shape not in self.visited:
+            if self.config.strict_shapes:
+                raise ShapeError("step", work.shape, "a shape that warm-up visited", "This is a bug in the buckets.")
+            logger.warning("Step of a new shape after warm-up: %s", work.shape)
+            self.visited.add(work.shape)
+        metrics.STEPS.record(work.shape, sum(work.counts), work.step.tokens)
+        return self.model(work.step)
+
+    def _row_logits(self, parts: list[tuple[tuple[int, ...], Tensor]], rows: int) -> Tensor:
+        """float32 [rows, V]: the logits of each row's last token, in the batch's order."""
+        if len(parts) == 1 and parts[0][0] == tuple(range(rows)):
+            return self._logits(parts[0][1])
+        hidden_RH = torch.cat([part for _, part in parts])
+        order = torch.tensor([row for some, _ in parts for row in some])
+        return self._logits(hidden_RH[torch.argsort(order)])
+
+    def _logits(self, hidden_RH: Tensor) -> Tensor:
+        """The head, on rows padded to a bucket and no more than the largest at a time."""
+        largest = self.buckets.rows[-1]
+        done = []
+        for start in range(0, hidden_RH.shape[0], largest):
+            part = hidden_RH[start : start + largest]
+            rows = part.shape[0]
+            missing = self.buckets.row_bucket(rows) - rows
+            if missing:
+                part = torch.cat((part, part.new_zeros(missing, part.shape[1])))
+            done.append(self.model.compute_logits(part)[:rows])
+        return done[0] if len(done) == 1 else torch.cat(done)
+
+    def _collect_prompt_logprobs(
+        self, work: Work, hidden_TH: Tensor, found: dict[str, LogprobsTensors | None]
+    ) -> None:
+        for row, start, count in zip(work.rows, work.starts, work.counts, strict=True):
+            state = self.requests.states[self.requests.batch.req_ids[row]]
+            whole = self.prompt_logprobs.collect(state, hidden_TH[start : start + count])
+            if whole is not None:
+                found[state.req_id] = whole
+
+    def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        """Choose the tokens of the forward that :meth:`execute_model` ran, and note them."""
+        assert self._pending is not None, "sample_tokens without execute_model"
+        pending, self._pending = self._pending, None
+        batch = self.requests.batch
+        if pending.broken:
+            pending.logits_BV[pending.broken] = 0.0
+        choice = self.sampler.choose(pending.logits_BV, batch, pending.output, grammar, pending.idle + pending.broken)
+        silent = {*pending.idle, *pending.broken}
+        tokens: list[list[int]] = []
+        for row, token in enumerate(choice.tokens):
+            tokens.append([] if row in silent else [token])
+            if row not in silent:
+                self.requests.append(row, token)
+        return ModelRunnerOutput(
+            req_ids=list(batch.req_ids),
+            req_id_to_index=dict(batch.req_id_to_index),
+            sampled_token_ids=tokens,
+            logprobs=None if choice.logprobs is None else choice.logprobs.tolists(),
+            prompt_logprobs_dict=pending.prompt_logprobs,
+            num_nans_in_logits=self._report_broken(pending.broken),
+        )
+
+    def _report_broken(self, rows: list[int]) -> dict[str, int] | None:
+        """Name the requests whose logits are not finite, and clean what they left in the cache."""
+        if not rows:
+            return None
+        batch = self.requests.batch
+        names = [batch.req_ids[row] for row in rows]
+        error = NonFiniteError("logits", names, "finite numbers", "These requests fail; the engine goes on.")
+        logger.error("%s", error)
+        self._clear_block(0)
+        for name in names:
+            for blocks in self.requests.states[name].block_ids:
+                for block in blocks:
+                    self._clear_block(block)
+        return dict.fromkeys(names, 1)
+
+    def _clear_block(self, block: int) -> None:
+        for binding in self.bindings.values():
+            binding.pages[block] = 0
+
+
+def _last(work: Work, hidden_TH: Tensor) -> Tensor:
+    """Hidden states of each row's last token, [rows, H]."""
+    if work.step.phase is Phase.DECODE:
+        return hidden_TH[: len(work.rows)]
+    return hidden_TH[torch.tensor(work.last_tokens())]
+
+
+def _batch(ids: Any, computed: int, scheduled: int, tables: list[Any]) -> Batch:
+    return Batch(ids, np.array([computed], np.int32), np.array([scheduled], np.int32), tables)
+
+
+__all__ = ["NeuronModelRunner", "Step"]
