@@ -20,7 +20,7 @@ from onboard.facts.api import ModelFacts
 SIZE_ROW = "a value in the config"
 
 
-class _Model:
+class Model:
     """One model's facts with the names of its kinds of layers."""
 
     def __init__(self, facts: ModelFacts) -> None:
@@ -57,7 +57,7 @@ class _Comparison:
     """The rows of one pair, collected field by field."""
 
     def __init__(self, a: ModelFacts, b: ModelFacts, target: str) -> None:
-        self.a, self.b = _Model(a), _Model(b)
+        self.a, self.b = Model(a), Model(b)
         self.target = self.b if target == "b" else self.a
         self.target_name = target
         self.rows: list[Row] = []
@@ -117,13 +117,13 @@ class _Comparison:
         a, b = mixers(self.a.arch), mixers(self.b.arch)
         if a != b:
             touched = ("model.py attention", TABLE, KV)
-            self.add(Field("mixer", "attention", "layer", mixers, touched, sources=("layers.kind",)), a, b)
+            self.add(Field("mixer", "attention", "layer", mixers, touched, sources=("layers.kinds",)), a, b)
         a_layers, b_layers = self.a.sequence(), self.b.sequence()
         if pattern(a_layers) != pattern(b_layers):
             a, b = pattern_text(a_layers), pattern_text(b_layers)
             if a != b:
                 touched = (CONFIG, "model.py layer", KV)
-                sources = ("layers.pattern", "layers.kind", "layers.moe", "layers.rope")
+                sources = ("layers.kinds", "layers.moe", "layers.rope")
                 self.add(
                     Field("layers.pattern", "heterogeneous layers", "layer", mixers, touched, sources=sources), a, b
                 )

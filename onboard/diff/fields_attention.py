@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onboard.arch.blocks import Attention, Compressor, Indexer, Latent, Layer, Positions, State
+from onboard.arch.blocks import Attention, Compressor, Indexer, Latent, Layer, State
 from onboard.arch.spec import ArchSpec
 from onboard.diff.fields import ABSENT, ATTENTION, CONFIG, KV, ROTARY, TABLE, Field, dig, inner
 from onboard.diff.labels import SOFTMAX
@@ -142,7 +142,8 @@ FIELDS: tuple[Field, ...] = (
            sizes=("q_rank", "kv_rank", "nope_size", "rope_size")),
     Field("attention.latent.query", ITEM, "mixer",
           lambda x: ABSENT if not x.attention or not x.attention.latent else
-          "direct" if x.attention.latent.q_rank is None else "through a low rank", W, sources=("attention.latent.q_rank",)),
+          "direct" if x.attention.latent.q_rank is None else "through a low rank", W,
+          sources=("attention.latent.q_rank",)),
     Field("attention.indexer", ITEM, "mixer", dig("attention", "indexer"), (*W, KV), presence=True),
     *inner(Indexer, ("attention", "indexer"), path="attention.indexer", item=ITEM, facet="mixer", affects=A,
            sizes=("heads", "head_size", "top_k")),

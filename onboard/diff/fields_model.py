@@ -8,7 +8,7 @@ from typing import Any
 
 from onboard.arch.blocks import MLP as Dense
 from onboard.arch.blocks import Layer, LayerNorms, MoE, Norm, Router
-from onboard.arch.spec import ArchSpec, Embedding, HyperConnections, PerLayerInput
+from onboard.arch.spec import ArchSpec, HyperConnections, PerLayerInput
 from onboard.diff.fields import ABSENT, CONFIG, KV, LAYER, MLP, MODEL, TABLE, Field, dig, inner
 
 FFN, NORM, EMBED, SPECIAL = "MLP and activation", "normalisation", "embedding", "special features"
@@ -130,7 +130,8 @@ WHOLE: tuple[Field, ...] = (
     Field("embedding.project", EMBED, "model", dig("embedding", "project"), (MODEL, TABLE)),
     Field("embedding.positions", "position encoding", "model",
           lambda x: x.embedding.positions.kind if x.embedding.positions else None, (MODEL, TABLE)),
-    Field("embedding.positions.offset", "position encoding", "model", dig("embedding", "positions", "offset"), (MODEL,)),
+    Field("embedding.positions.offset", "position encoding", "model", dig("embedding", "positions", "offset"),
+          (MODEL,)),
     Field("embedding.positions.learned_size", "position encoding", "model",
           dig("embedding", "positions", "learned_size"), (CONFIG,), "size"),
     Field("head.tied", EMBED, "model", dig("head", "tied"), (CONFIG, TABLE)),

@@ -202,7 +202,8 @@ RULES: dict[str, Rule] = {
     "mlp.gated": only(True, "GatedMLP", "a feed-forward block without a gate"),
     "mlp.bias": mlp_bias,
     "mlp.clamp": only(None, "GatedMLP", "limits on gate and up in GatedMLP ({})"),
-    "mlp.fused": lambda value: Call("Map" if value else "Fuse", (), "gate and up, stored " + ("as one" if value else "apart")),
+    "mlp.fused": lambda value: Call("Map", (), "gate and up stored as one") if value
+    else Call("Fuse", (), "gate and up stored apart"),
     "moe": always("a mixture-of-experts block: router, experts, their rows in the checkpoint table"),
     "norms.places": lambda value: Call("RMSNorm", (), f"{value} placement in the layer's forward"),
     "norms.kind": only("rms", "RMSNorm", "a {} block"),

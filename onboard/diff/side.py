@@ -37,7 +37,7 @@ def side(facts: ModelFacts, structure: Mapping[str, Any] | None = None) -> Side:
         state_bytes=count.state_bytes(arch),
         flops_per_token=count.flops_per_token(arch),
         confidence=facts.confidence,
-        notes=facts.notes + tuple(f"the catalog's source lacks {name}" for name in facts.missing),
+        notes=facts.notes,
         warnings=facts.warnings + unread,
         structure=structure,
     )

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from onboard.facts.api import ModelFacts
 
 
-def source_text(facts: ModelFacts, paths: Sequence[str]) -> str | None:
+def source_text(facts: ModelFacts, paths: Sequence[str]) -> str:
     """The recorded sources of any of ``paths``, each once; a path without a record falls back to the part it is in.
+
+    What no key of a config decides is the family's: the code that knows the ``model_type`` put it there (``assumed`` where
+    the type is not known).
 
     A source that holds for one kind of layer only is marked, e.g. ``explicit (rope_theta); sliding: family``.
     """
@@ -16,7 +19,9 @@ def source_text(facts: ModelFacts, paths: Sequence[str]) -> str | None:
     for path in paths:
         for text in _records(facts, path):
             found[text] = None
-    return "; ".join(found) or None
+    if found:
+        return "; ".join(found)
+    return "assumed" if any(source.kind == "assumed" for source in facts.sources.values()) else "family"
 
 
 def _records(facts: ModelFacts, path: str) -> list[str]:

@@ -9,7 +9,7 @@ from rich.text import Text
 from onboard.diff.rows import ITEMS, Diff, Row
 from onboard.diff.show import text
 from onboard.report import numbers
-from onboard.report.terminal import can_show, facts, grid, layers, plain
+from onboard.report.terminal import can_show, facts, field_name, grid, layers, origin, plain
 
 
 def show(diff: Diff, console: Console) -> None:
@@ -32,17 +32,18 @@ def show(diff: Diff, console: Console) -> None:
             console.print()
             console.rule(plain(item, "bold"), align="left", style="dim", characters="─" if can_show("─") else "-")
             for row in rows:
-                _row(row, console)
+                _row(row, diff, console)
     _spelling(diff, console)
     for side in sides:
         for note in side.notes:
             console.print(plain(f"{side.name}: {note}", "dim"))
 
 
-def _row(row: Row, console: Console) -> None:
+def _row(row: Row, diff: Diff, console: Console) -> None:
     table = grid(2)
-    table.add_row(plain(row.field, "bold"), plain(text(row.a)), plain(text(row.b)))
-    table.add_row("", plain(row.a_source or "no record", "dim"), plain(row.b_source or "no record", "dim"))
+    table.add_row(plain(field_name(row.field), "bold"), plain(text(row.a)), plain(text(row.b)))
+    sources = (origin(row.a_source, diff.a.section), origin(row.b_source, diff.b.section))
+    table.add_row("", *(plain(source, "dim") for source in sources))
     console.print(table)
     done, to_do = ("✓", "✗") if can_show("✓✗") else ("ok", "TO WRITE")
     line = Text(overflow="fold")

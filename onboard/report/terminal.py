@@ -15,7 +15,7 @@ from onboard.diff.rows import Side
 from onboard.report import layer_map
 
 MAP_LIMIT = 240
-FIELD = 20
+FIELD = 21
 
 
 def console(to_file: bool = False) -> Console:
@@ -47,6 +47,16 @@ def plain(text: str, style: str = "") -> Text:
 def short(name: str) -> str:
     """A model's name without its owner or folders."""
     return name.rstrip("/").rpartition("/")[2] or name
+
+
+def field_name(path: str) -> str:
+    """A field's path without what its heading says already."""
+    return path.removeprefix("attention.").removeprefix("positions.")
+
+
+def origin(source: str | None, section: str) -> str:
+    """A source without the section's path in front of each key; the heading's notes name the section."""
+    return (source or "").replace(f"({section}.", "(") if section else source or ""
 
 
 def grid(columns: int) -> Table:

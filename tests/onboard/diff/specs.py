@@ -37,7 +37,8 @@ def gemma4() -> ArchSpec:
     kinds = tuple(Layer(attention=a, mlp=MLP(21504, "gelu_tanh"), norms=norms, output_scalar=True)
                   for a in (sliding, full))  # fmt: skip
     return ArchSpec(5376, Embedding(262144, 5376, 5376**0.5), kinds, (0, 0, 0, 0, 0, 1) * 10, norm,
-                    Head(True, softcap=30.0), 262144, "bfloat16", towers=(Tower("vision", "gemma4_vision"),))  # fmt: skip
+                    Head(True, softcap=30.0), 262144, "bfloat16",
+                    towers=(Tower("vision", "gemma4_vision"),))  # fmt: skip
 
 
 def mixture(experts: int = 128) -> ArchSpec:
@@ -50,5 +51,6 @@ def mixture(experts: int = 128) -> ArchSpec:
 def facts(arch: ArchSpec, name: str = "model", **values: Any) -> ModelFacts:
     """Facts around a spec made by hand."""
     settings: dict[str, Any] = {"origin": "file", "location": "config.json", "model_type": "made",
-                                "architectures": ("MadeForCausalLM",), "section": "", "raw": {}, "text": {}}  # fmt: skip
+                                "architectures": ("MadeForCausalLM",), "section": "", "raw": {},
+                                "text": {}}  # fmt: skip
     return ModelFacts(name=name, arch=arch, **{**settings, **values})

@@ -1,0 +1,34 @@
+"""From names on a command line to a diff or an inspection, module trees included."""
+
+from __future__ import annotations
+
+from onboard.diff import structure
+from onboard.diff.compare import diff
+from onboard.diff.inspect import Inspection, inspect
+from onboard.diff.nearest import choose
+from onboard.diff.rows import Diff
+from onboard.facts.api import load
+
+Wanted = tuple[str, str | None, str | None]
+
+
+def compare(a: Wanted, b: Wanted | None, spelling: bool = False, structures: bool = False) -> Diff:
+    """The diff of two models, each given as ``(name, revision, architecture)``; without B against the nearest reference.
+
+    Raises:
+        ConfigError, UnsupportedError: a model can't be found, read or understood.
+    """
+    first = load(*a)
+    if b is None:
+        second, why = choose(first)
+        target = "a"
+    else:
+        second, why, target = load(*b), None, "b"
+    trees = structure.trees((first, second)) if structures else [None, None]
+    return diff(first, second, target=target, spelling=spelling, why=why, structures=(trees[0], trees[1]))
+
+
+def look(model: Wanted, structures: bool = False) -> Inspection:
+    """One model; errors as :func:`compare`."""
+    facts = load(*model)
+    return inspect(facts, structure.trees((facts,))[0] if structures else None)
