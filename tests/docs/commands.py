@@ -1,0 +1,55 @@
+"""Commands in the documentation: where they stand, and which of them are tested elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```(?:bash|sh|shell|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+# Too heavy to run here, or in need of something that isn't here: command -> where it is tested or how it is checked.
+ELSEWHERE: dict[str, str] = {
+    "make setup": ".ci/run",
+    "make test": ".ci/run",
+    "make demo": "tests/onboard/demo/test_demo.py",
+    "make lint": "tests/arch/test_rules.py",
+    "make docs": "tests/docs/test_reference.py",
+    "make bench": "benchmarks/serving_vs_vllm_cpu.py",
+    "pip install -e mymodel": "tests/onboard/checks/test_doctor.py",
+    "onboard doctor": "tests/onboard/checks/test_doctor.py",
+    "VLLM_NEURON_CPU_MODE=1 vllm serve ./my-checkpoint": "tests/onboard/demo/test_demo.py",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line of a documentation page."""
+
+    page: str
+    line: int
+    text: str
+
+
+def commands() -> Iterator[Command]:
+    """Every command in the README and below docs/; continued lines are joined, comments dropped."""
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = path.read_text()
+        for block in BLOCK.finditer(text):
+            first = text.count("\n", 0, block.start(1)) + 1
+            yield from _lines(path.relative_to(ROOT).as_posix(), first, block.group(1))
+
+
+def _lines(page: str, first: int, block: str) -> Iterator[Command]:
+    pending, start = "", first
+    for number, raw in enumerate(block.splitlines(), first):
+        line = raw.removeprefix("$ ").split("  #")[0].strip()
+        if not line or line.startswith("#"):
+            continue
+        start = start if pending else number
+        pending += line.removesuffix("\\")
+        if not line.endswith("\\"):
+            yield Command(page, start, " ".join(pending.split()))
+            pending = ""
