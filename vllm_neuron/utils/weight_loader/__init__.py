@@ -1,9 +1,7 @@
 """Weight loaders: how one rank's shard of a parameter is cut out of checkpoint tensors."""
 
 from vllm_neuron.utils.weight_loader.dense import (
-    LazySlice,
     SafetensorsWeightLoader,
-    SliceView,
     fused_gate_up_weight_loader,
     fused_qkv_weight_loader,
     get_weight_loader,
@@ -17,20 +15,26 @@ from vllm_neuron.utils.weight_loader.experts import (
     expert_parallel_grouped_loader,
     expert_parallel_interleaved_loader,
     expert_parallel_tensor_dim_loader,
+    expert_parallel_weight_loader,
     expert_range,
 )
+from vllm_neuron.utils.weight_loader.slices import LazySlice, ShapeSlice, SliceView, TensorSlice, index_bounds
 
 __all__ = [
     "LazySlice",
     "SafetensorsWeightLoader",
+    "ShapeSlice",
     "SliceView",
+    "TensorSlice",
     "expert_parallel_grouped_loader",
     "expert_parallel_interleaved_loader",
     "expert_parallel_tensor_dim_loader",
+    "expert_parallel_weight_loader",
     "expert_range",
     "fused_gate_up_weight_loader",
     "fused_qkv_weight_loader",
     "get_weight_loader",
+    "index_bounds",
     "replicated_weight_loader",
     "set_weight_loader",
     "sharding_weight_loader",

@@ -1,33 +1,22 @@
 """How one rank's shard of a parameter is cut out of checkpoint tensors.
 
 A loader gets the checkpoint's tensors as lazy slices (``safetensors``' ``get_slice``) and a rank, and reads only that
-rank's bytes. Sizes named ``shard_...``, ``q_size``, ``kv_size`` are those of one rank; the checkpoint's own sizes follow
-and are checked. A size that does not fit is an error, never a short slice.
+rank's bytes. Sizes named ``shard_size``, ``q_size``, ``kv_size`` are those of **one rank**; the checkpoint's own sizes
+follow from them and the number of ranks, and are checked. A size that does not fit is an error, never a short slice.
+
+Before a load each loader is tried once with the tensors' shapes alone (meta tensors), so a loader may not look at
+numbers to decide what it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from vllm_neuron.errors import CheckpointError
-
-
-class LazySlice(Protocol):
-    """What a loader reads from: a tensor in a file, or a view of one."""
-
-    def get_shape(self) -> list[int]:
-        """The tensor's shape."""
-        ...
-
-    def __getitem__(self, index: Any) -> Tensor:
-        """Read a part, by slices."""
-        ...
-
+from vllm_neuron.errors import CheckpointError, ConfigError
+from vllm_neuron.utils.weight_loader.slices import LazySlice, SliceView, expect_size, join, pad, read, the_one
 
 Transform = Callable[[Sequence[LazySlice], int], Tensor]
 
@@ -41,8 +30,13 @@ class SafetensorsWeightLoader:
     def load(self, slices: Sequence[LazySlice], rank: int) -> Tensor:
         """Read the rank's shard of the parameter.
 
+        Args:
+            slices: the parameter's checkpoint tensors, in the order of its table row.
+            rank: index of the rank, from 0.
+
         Raises:
-            CheckpointError: a shape that the loader was not made for.
+            CheckpointError: a shape or a number of tensors that the loader was not made for.
+            ConfigError: a rank outside the group.
         """
         return self.transform(slices, rank)
 
@@ -54,62 +48,30 @@ def set_weight_loader(parameter: Tensor, loader: SafetensorsWeightLoader) -> Non
 
 def get_weight_loader(parameter: Tensor) -> SafetensorsWeightLoader:
     """The parameter's loader; by default every rank reads the whole tensor."""
-    return getattr(parameter, "weight_loader", replicated_weight_loader())
+    loader: SafetensorsWeightLoader | None = getattr(parameter, "weight_loader", None)
+    return replicated_weight_loader() if loader is None else loader
 
 
-class SliceView:
-    """A lazy view of a part of a slice: reads compose, and nothing is read until the last one.
-
-    Args:
-        base: the tensor or another view.
-        dim: dimension that is cut.
-        start, stop: bounds along ``dim``.
-    """
-
-    def __init__(self, base: LazySlice, dim: int, start: int, stop: int) -> None:
-        size = base.get_shape()[dim]
-        if not 0 <= start <= stop <= size:
-            raise CheckpointError("slice", (start, stop), f"bounds inside 0..{size} of dimension {dim}")
-        self.base, self.dim, self.start, self.stop = base, dim, start, stop
-
-    def get_shape(self) -> list[int]:
-        """The view's shape."""
-        shape = list(self.base.get_shape())
-        shape[self.dim] = self.stop - self.start
-        return shape
-
-    def __getitem__(self, index: Any) -> Tensor:
-        """Read a part of the view; ``index`` is a slice, or a tuple of slices, with step 1."""
-        parts = list(index) if isinstance(index, tuple) else [index]
-        if Ellipsis in parts:
-            parts = [slice(None)] * len(self.get_shape()) if parts == [Ellipsis] else parts
-        parts += [slice(None)] * (len(self.get_shape()) - len(parts))
-        begin, end, _ = parts[self.dim].indices(self.stop - self.start)
-        parts[self.dim] = slice(self.start + begin, self.start + max(begin, end))
-        return self.base[tuple(parts)]
+def _check(shard_dim: int, num_shards: int, **sizes: int) -> None:
+    if shard_dim < 0:
+        raise ConfigError("weight loader: shard_dim", shard_dim, "a dimension counted from 0")
+    for name, value in {"num_shards": num_shards, **sizes}.items():
+        if value < 1:
+            raise ConfigError(f"weight loader: {name}", value, "1 or more")
 
 
-def _read(source: LazySlice, dim: int, start: int, stop: int) -> Tensor:
-    index = [slice(None)] * len(source.get_shape())
-    index[dim] = slice(start, stop)
-    return source[tuple(index)]
-
-
-def _expect(source: LazySlice, dim: int, size: int, what: str) -> None:
-    shape = source.get_shape()
-    if dim >= len(shape) or shape[dim] != size:
-        raise CheckpointError(f"{what}: shape", shape, f"size {size} along dimension {dim}")
-
-
-def _one(slices: Sequence[LazySlice]) -> LazySlice:
-    if len(slices) != 1:
-        raise CheckpointError("checkpoint keys of one parameter", len(slices), "one key")
-    return slices[0]
+def _check_rank(rank: int, num_shards: int) -> None:
+    if not 0 <= rank < num_shards:
+        raise ConfigError("weight loader: rank", rank, f"0 to {num_shards - 1}, one of {num_shards} shards")
 
 
 def _storage_dim(source: LazySlice, dim: int, transposed: bool) -> int:
     """The dimension in the file of dimension ``dim`` of the parameter."""
-    return len(source.get_shape()) - 1 - dim if transposed else dim
+    shape = source.get_shape()
+    if dim >= len(shape) or (transposed and len(shape) > 2):
+        allowed = "1 or 2 dimensions, to be read transposed" if transposed else f"more than {dim} dimensions"
+        raise CheckpointError("checkpoint tensor: shape", shape, allowed)
+    return len(shape) - 1 - dim if transposed else dim
 
 
 def _oriented(part: Tensor, transposed: bool) -> Tensor:
@@ -118,7 +80,7 @@ def _oriented(part: Tensor, transposed: bool) -> Tensor:
 
 def replicated_weight_loader() -> SafetensorsWeightLoader:
     """Every rank reads the whole tensor."""
-    return SafetensorsWeightLoader(lambda slices, rank: _one(slices)[...])
+    return SafetensorsWeightLoader(lambda slices, rank: the_one(slices)[...])
 
 
 def sharding_weight_loader(
@@ -131,19 +93,22 @@ def sharding_weight_loader(
         shard_size: size of one rank's shard along it.
         num_shards: number of ranks; the checkpoint's size must be ``shard_size * num_shards``.
         is_storage_transposed: the checkpoint holds the matrix transposed.
-        pad_shard: the checkpoint's size may be smaller; what is missing, at the end, is zeros.
+        pad_shard: the checkpoint's size may be smaller, as long as ``shard_size`` is its size divided by the ranks,
+            rounded up. The rows that are missing, all at the end, are zeros. Without it a ragged size is refused.
     """
+    _check(shard_dim, num_shards, shard_size=shard_size)
 
     def transform(slices: Sequence[LazySlice], rank: int) -> Tensor:
-        source = _one(slices)
+        _check_rank(rank, num_shards)
+        source = the_one(slices)
         dim = _storage_dim(source, shard_dim, is_storage_transposed)
         size = source.get_shape()[dim]
         total = shard_size * num_shards
         if size != total and not (pad_shard and total - num_shards < size < total):
-            _expect(source, dim, total, f"a tensor for {num_shards} ranks of {shard_size}")
+            expect_size(source, dim, total, f"a tensor for {num_shards} ranks of {shard_size}")
         start = min(rank * shard_size, size)
-        part = _read(source, dim, start, min(start + shard_size, size))
-        return _oriented(_pad(part, dim, shard_size), is_storage_transposed)
+        part = read(source, dim, start, min(start + shard_size, size))
+        return _oriented(pad(part, dim, shard_size), is_storage_transposed)
 
     return SafetensorsWeightLoader(transform)
 
@@ -158,25 +123,27 @@ def sharding_weight_loader_with_padding(
     unpadded_size: int,
     is_storage_transposed: bool = False,
 ) -> SafetensorsWeightLoader:
-    """As :func:`sharding_weight_loader`, and another dimension filled up with zeros to ``padded_size``."""
+    """As :func:`sharding_weight_loader`, and another dimension filled up with zeros.
+
+    Args:
+        shard_dim, shard_size, num_shards, is_storage_transposed: see :func:`sharding_weight_loader`.
+        pad_dim: the other dimension of the parameter.
+        padded_size: the parameter's size along it.
+        unpadded_size: the checkpoint's size along it.
+    """
     inner = sharding_weight_loader(shard_dim, shard_size, num_shards, is_storage_transposed)
+    if pad_dim == shard_dim or pad_dim < 0:
+        raise ConfigError("weight loader: pad_dim", pad_dim, f"a dimension other than shard_dim {shard_dim}")
+    if padded_size < unpadded_size:
+        raise ConfigError("weight loader: padded_size", padded_size, f"{unpadded_size} (unpadded_size) or more")
 
     def transform(slices: Sequence[LazySlice], rank: int) -> Tensor:
         part = inner.load(slices, rank)
-        if part.shape[pad_dim] != unpadded_size:
+        if pad_dim >= part.dim() or part.shape[pad_dim] != unpadded_size:
             raise CheckpointError("tensor to pad: shape", list(part.shape), f"{unpadded_size} along {pad_dim}")
-        return _pad(part, pad_dim, padded_size)
+        return pad(part, pad_dim, padded_size)
 
     return SafetensorsWeightLoader(transform)
-
-
-def _pad(part: Tensor, dim: int, size: int) -> Tensor:
-    missing = size - part.shape[dim]
-    if missing == 0:
-        return part
-    shape = list(part.shape)
-    shape[dim] = missing
-    return torch.cat((part, part.new_zeros(shape)), dim=dim)
 
 
 def fused_qkv_weight_loader(
@@ -191,33 +158,24 @@ def fused_qkv_weight_loader(
 ) -> SafetensorsWeightLoader:
     """A rank's query, key and value rows, joined in that order.
 
-    The checkpoint has them as three tensors, or as one with all queries first, then all keys, then all values.
+    The checkpoint has them as three tensors [q, k, v], or as one with all queries first, then all keys, then all
+    values; each of the three is divided over the ranks.
 
     Args:
-        q_size, kv_size: rows of one rank's queries, and of its keys.
+        q_size, kv_size: rows of one rank's queries, and of its keys (heads of the rank times head size).
         shard_dim: dimension of the parameter that is divided.
-        num_shards: number of ranks.
+        num_shards: number of ranks. The checkpoint has ``q_size * num_shards`` rows of queries and
+            ``kv_size * num_shards / num_kv_replicas`` of keys.
         is_storage_transposed: the checkpoint holds the matrices transposed.
-        num_kv_replicas: neighbouring ranks that hold the same keys and values (more ranks than KV heads).
+        num_kv_replicas: neighbouring ranks that hold the same keys and values (more ranks than KV heads): rank r takes
+            shard ``r // num_kv_replicas``.
         v_size: rows of one rank's values, when unlike the keys'.
     """
     sizes = (q_size, kv_size, kv_size if v_size is None else v_size)
-    replicas = (1, num_kv_replicas, num_kv_replicas)
+    _check(shard_dim, num_shards, q_size=q_size, kv_size=kv_size, v_size=sizes[2], num_kv_replicas=num_kv_replicas)
     if num_shards % num_kv_replicas:
-        raise CheckpointError("num_kv_replicas", num_kv_replicas, f"a divisor of {num_shards} ranks")
-    totals = [size * num_shards // copies for size, copies in zip(sizes, replicas, strict=True)]
-
-    def transform(slices: Sequence[LazySlice], rank: int) -> Tensor:
-        dim = _storage_dim(slices[0], shard_dim, is_storage_transposed)
-        sources = _split_block(slices, dim, totals, "q, k and v")
-        parts = []
-        for source, size, total, copies in zip(sources, sizes, totals, replicas, strict=True):
-            _expect(source, dim, total, "a q, k or v tensor")
-            start = rank // copies * size
-            parts.append(_read(source, dim, start, start + size))
-        return _oriented(torch.cat(parts, dim=dim), is_storage_transposed)
-
-    return SafetensorsWeightLoader(transform)
+        raise ConfigError("weight loader: num_kv_replicas", num_kv_replicas, f"a divisor of {num_shards} shards")
+    return _fused_loader(sizes, (1, num_kv_replicas, num_kv_replicas), shard_dim, num_shards, is_storage_transposed)
 
 
 def fused_gate_up_weight_loader(
@@ -225,35 +183,50 @@ def fused_gate_up_weight_loader(
 ) -> SafetensorsWeightLoader:
     """A rank's gate rows, then its up rows.
 
-    The checkpoint has them as two tensors, or as one with all gate rows first.
+    The checkpoint has them as two tensors [gate, up], or as one with all gate rows first.
 
     Args:
-        shard_size: rows of one rank's gate, and of its up projection.
+        shard_size: rows of one rank's gate, and of its up projection; the checkpoint has ``num_shards`` times as many.
         shard_dim: dimension of the parameter that is divided.
         num_shards: number of ranks.
         is_storage_transposed: the checkpoint holds the matrices transposed.
     """
-    totals = [shard_size * num_shards] * 2
+    _check(shard_dim, num_shards, shard_size=shard_size)
+    return _fused_loader((shard_size, shard_size), (1, 1), shard_dim, num_shards, is_storage_transposed)
+
+
+def _fused_loader(
+    sizes: Sequence[int], replicas: Sequence[int], shard_dim: int, num_shards: int, transposed: bool
+) -> SafetensorsWeightLoader:
+    """Several projections in one parameter: ``sizes`` rows of each on one rank, ``replicas`` ranks share a shard."""
+    totals = [size * num_shards // copies for size, copies in zip(sizes, replicas, strict=True)]
 
     def transform(slices: Sequence[LazySlice], rank: int) -> Tensor:
-        dim = _storage_dim(slices[0], shard_dim, is_storage_transposed)
-        parts = []
-        for source in _split_block(slices, dim, totals, "gate and up"):
-            _expect(source, dim, totals[0], "a gate or up tensor")
-            parts.append(_read(source, dim, rank * shard_size, (rank + 1) * shard_size))
-        return _oriented(torch.cat(parts, dim=dim), is_storage_transposed)
+        _check_rank(rank, num_shards)
+        if len(slices) not in (1, len(totals)):
+            expected = f"{len(totals)} separate projections, or 1 tensor that holds them one after the other"
+            raise CheckpointError("checkpoint keys of one parameter", len(slices), expected)
+        dim = _storage_dim(slices[0], shard_dim, transposed)
+        sources = _split_block(slices, dim, totals)
+
+        def parts() -> Iterator[Tensor]:
+            for source, size, total, copies in zip(sources, sizes, totals, replicas, strict=True):
+                expect_size(source, dim, total, f"a projection for {num_shards // copies} shards of {size}")
+                start = rank // copies * size
+                yield read(source, dim, start, start + size)
+
+        return _oriented(join(parts(), dim, sum(sizes)), transposed)
 
     return SafetensorsWeightLoader(transform)
 
 
-def _split_block(slices: Sequence[LazySlice], dim: int, totals: Sequence[int], what: str) -> Sequence[LazySlice]:
+def _split_block(slices: Sequence[LazySlice], dim: int, totals: Sequence[int]) -> Sequence[LazySlice]:
     """The parts of a fused block as views, or the separate tensors as they are."""
     if len(slices) == len(totals):
         return slices
-    block = _one(slices)
-    _expect(block, dim, sum(totals), f"one block of {what}")
+    expect_size(slices[0], dim, sum(totals), f"one block of {' + '.join(map(str, totals))}")
     starts = [sum(totals[:i]) for i in range(len(totals))]
-    return [SliceView(block, dim, start, start + total) for start, total in zip(starts, totals, strict=True)]
+    return [SliceView(slices[0], dim, start, start + total) for start, total in zip(starts, totals, strict=True)]
 
 
 def with_rank_override(loader: SafetensorsWeightLoader, rank: int) -> SafetensorsWeightLoader:

@@ -1,0 +1,182 @@
+"""Lazy tensors: what a weight loader reads from. Cutting one reads nothing; indexing the last view reads its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vllm_neuron.errors import CheckpointError
+
+Bounds = list[tuple[int, int]]
+
+
+class LazySlice(Protocol):
+    """A tensor in a file, or a view of one; ``safetensors``' ``get_slice`` is one too."""
+
+    def get_shape(self) -> list[int]:
+        """The tensor's shape."""
+        ...
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Read a part: ``...``, a slice, or a tuple of slices, all with step 1."""
+        ...
+
+
+def index_bounds(index: Any, shape: Sequence[int]) -> Bounds:
+    """``(start, stop)`` along each dimension for an index of slices and ``...``.
+
+    Raises:
+        TypeError: an index of another kind, a step other than 1, or more slices than dimensions.
+    """
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if Ellipsis in parts:
+        at = parts.index(Ellipsis)
+        parts[at : at + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
+    parts += [slice(None)] * (len(shape) - len(parts))
+    if len(parts) != len(shape) or not all(isinstance(p, slice) and p.step in (None, 1) for p in parts):
+        raise TypeError(f"a lazy tensor of shape {list(shape)} takes slices with step 1, not {index!r}")
+    found = [part.indices(size)[:2] for part, size in zip(parts, shape, strict=True)]
+    return [(start, max(start, stop)) for start, stop in found]
+
+
+class SliceView:
+    """Part ``start..stop`` of a lazy tensor along one dimension, itself lazy: views of views compose.
+
+    Args:
+        base: the tensor or another view.
+        dim: dimension that is cut.
+        start, stop: bounds along ``dim``.
+        drop: leave the dimension out of the view; needs ``stop == start + 1``.
+
+    Raises:
+        CheckpointError: bounds outside the tensor.
+    """
+
+    def __init__(self, base: LazySlice, dim: int, start: int, stop: int, *, drop: bool = False) -> None:
+        shape = base.get_shape()
+        if not 0 <= dim < len(shape):
+            raise CheckpointError("slice: shape", shape, f"more than {dim} dimensions")
+        if not 0 <= start <= stop <= shape[dim] or (drop and stop != start + 1):
+            raise CheckpointError("slice", (start, stop), f"bounds inside 0..{shape[dim]} of dimension {dim}")
+        self.base, self.dim, self.start, self.stop, self.drop = base, dim, start, stop, drop
+        self._shape = [*shape[:dim], *([] if drop else [stop - start]), *shape[dim + 1 :]]
+
+    def get_shape(self) -> list[int]:
+        """The view's shape."""
+        return list(self._shape)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Read a part of the view."""
+        inside = index_bounds(index, self._shape)
+        if self.drop:
+            inside.insert(self.dim, (0, 1))
+        begin, end = inside[self.dim]
+        inside[self.dim] = (self.start + begin, self.start + end)
+        part = self.base[tuple(slice(a, b) for a, b in inside)]
+        return part.squeeze(self.dim) if self.drop else part
+
+
+class ShapeSlice:
+    """A tensor's shape without its numbers: reading gives meta tensors, so that a loader can be tried before a load."""
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        self._shape, self._dtype = list(shape), dtype
+
+    def get_shape(self) -> list[int]:
+        """The tensor's shape."""
+        return list(self._shape)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """A meta tensor of the part's shape."""
+        shape = [stop - start for start, stop in index_bounds(index, self._shape)]
+        return torch.empty(shape, dtype=self._dtype, device="meta")
+
+
+class TensorSlice:
+    """A tensor in memory as a lazy one, for weights that were made and not read."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        """The tensor's shape."""
+        return list(self._tensor.shape)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """A view of the part."""
+        bounds = index_bounds(index, self._tensor.shape)
+        return self._tensor[tuple(slice(start, stop) for start, stop in bounds)]
+
+
+def read(source: LazySlice, dim: int, start: int, stop: int) -> Tensor:
+    """Rows ``start..stop`` along ``dim``."""
+    index = [slice(None)] * len(source.get_shape())
+    index[dim] = slice(start, stop)
+    return source[tuple(index)]
+
+
+def expect_size(source: LazySlice, dim: int, size: int, what: str) -> None:
+    """Refuse a tensor whose size along ``dim`` is another.
+
+    Raises:
+        CheckpointError: with the tensor's shape.
+    """
+    shape = source.get_shape()
+    if not 0 <= dim < len(shape) or shape[dim] != size:
+        raise CheckpointError(f"{what}: shape", shape, f"size {size} along dimension {dim}")
+
+
+def the_one(slices: Sequence[LazySlice]) -> LazySlice:
+    """The only slice of a parameter.
+
+    Raises:
+        CheckpointError: none, or several.
+    """
+    if len(slices) != 1:
+        raise CheckpointError("checkpoint keys of one parameter", len(slices), "one key")
+    return slices[0]
+
+
+def join(parts: Iterable[Tensor], dim: int, size: int) -> Tensor:
+    """Tensors one after the other along ``dim``; ``size`` is the sum of their sizes.
+
+    Each part is freed before the next is read, so the peak is the result and one part.
+
+    Raises:
+        CheckpointError: the parts differ in another dimension.
+    """
+    joined: Tensor | None = None
+    at = 0
+    for part in parts:
+        shape = list(part.shape)
+        shape[dim] = size
+        if joined is None:
+            if part.shape[dim] == size:
+                return part
+            joined = part.new_empty(shape)
+        if list(joined.shape) != shape:
+            raise CheckpointError("tensors to join: shape", list(part.shape), f"like {shape} but for dimension {dim}")
+        joined.narrow(dim, at, part.shape[dim]).copy_(part)
+        at += part.shape[dim]
+    if joined is None or at != size:
+        raise CheckpointError("tensors to join: size", at, f"{size} along dimension {dim}")
+    return joined
+
+
+def stack(parts: Iterable[Tensor], count: int) -> Tensor:
+    """``count`` tensors of one shape along a new first dimension, each freed before the next is read."""
+    return join((part.unsqueeze(0) for part in parts), 0, count)
+
+
+def pad(part: Tensor, dim: int, size: int) -> Tensor:
+    """The tensor filled up with zeros at the end of ``dim``, to ``size``."""
+    if part.shape[dim] == size:
+        return part
+    shape = list(part.shape)
+    shape[dim] = size
+    filled = part.new_zeros(shape)
+    filled.narrow(dim, 0, part.shape[dim]).copy_(part)
+    return filled
