@@ -53,7 +53,7 @@ class Model:
         return bool(kinds) and not any(kind in SOFTMAX for kind in kinds)
 
 
-class _Comparison:
+class Comparison:
     """The rows of one pair, collected field by field."""
 
     def __init__(self, a: ModelFacts, b: ModelFacts, target: str) -> None:
@@ -185,7 +185,7 @@ def diff(
         why: why the base was picked, when the caller did not name it.
         structures: the two module trees, when they were asked for.
     """
-    pair = _Comparison(a, b, target)
+    pair = Comparison(a, b, target)
     pair.layers()
     pair.fields()
     pair.config()

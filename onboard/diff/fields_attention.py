@@ -8,6 +8,7 @@ from onboard.arch.blocks import Attention, Compressor, Indexer, Latent, Layer, S
 from onboard.arch.spec import ArchSpec
 from onboard.diff.fields import ABSENT, ATTENTION, CONFIG, KV, ROTARY, TABLE, Field, dig, inner
 from onboard.diff.labels import SOFTMAX
+from onboard.diff.show import describe
 
 ITEM, POSITIONS = "attention", "position encoding"
 
@@ -66,6 +67,16 @@ def value_size(layer: Layer) -> Any:
     return "as keys" if a.head_size_v == a.head_size_k else a.head_size_v
 
 
+def query_growth(layer: Layer) -> Any:
+    """The growth of the query scale with the position, in words; None without it."""
+    a = layer.attention
+    if a is None:
+        return ABSENT
+    if a.query_growth_floor is None and a.query_growth_beta is None:
+        return None
+    return f"floor {a.query_growth_floor}, beta {a.query_growth_beta}"
+
+
 def positions_of(*names: str) -> Any:
     """A getter of a rotary setting; ABSENT on layers that know no rotary positions."""
     get = dig("attention", "positions", *names)
@@ -88,9 +99,9 @@ def scaling(layer: Layer) -> Any:
     if not _proportional(a):
         return a.positions.scaling
     share = (a.positions.rotary_dim or a.head_size_k) / a.head_size_k
-    factor = a.positions.scaling.factor if a.positions.scaling else None
-    stretched = "" if factor in (None, 1.0) else f", factor {factor:g}"
-    return f"proportional: {share:g} of the head turns, exponents over the whole head{stretched}"
+    over = a.positions.frequency_dim or a.positions.rotary_dim
+    told = f"{share:g} of the head turns, exponents over {'the whole head' if over == a.head_size_k else over}"
+    return ", ".join([f"proportional: {told}", *describe(a.positions.scaling).split(": ", 1)[1:]])
 
 
 def frequency_dim(layer: Layer) -> Any:
@@ -151,9 +162,7 @@ FIELDS: tuple[Field, ...] = (
     *inner(Compressor, ("attention", "compressor"), path="attention.compressor", item=ITEM, facet="mixer", affects=A),
     Field("attention.o_groups", ITEM, "mixer", dig("attention", "o_groups"), W),
     Field("attention.o_rank", ITEM, "mixer", dig("attention", "o_rank"), (CONFIG,), "size"),
-    Field("attention.query_growth", POSITIONS, "mixer",
-          lambda x: ABSENT if not x.attention else None if x.attention.query_growth_beta is None else
-          f"floor {x.attention.query_growth_floor}, beta {x.attention.query_growth_beta:g}", A,
+    Field("attention.query_growth", POSITIONS, "mixer", query_growth, A,
           sources=("attention.query_growth_floor", "attention.query_growth_beta")),
     Field("attention.heads", ITEM, "mixer", dig("attention", "heads"), (CONFIG,), "size"),
     Field("attention.kv_heads", ITEM, "mixer", dig("attention", "kv_heads"), (CONFIG, KV), "size"),

@@ -114,7 +114,7 @@ NORMS: tuple[Field, ...] = (
 
 LAYERS: tuple[Field, ...] = (
     Field("layer.parallel", SPECIAL, "layer", lambda x: x.parallel, (LAYER,), sources=("norms.places",)),
-    Field("layer.shared_norm", NORM, "layer", lambda x: x.shared_norm if x.parallel else ABSENT, (LAYER, TABLE),
+    Field("layer.shared_norm", NORM, "layer", lambda x: x.shared_norm, (LAYER, TABLE),
           sources=("norms.places",)),
     Field("layer.residual_scale", SPECIAL, "layer", lambda x: x.residual_scale, (CONFIG, LAYER),
           sources=("residual_scale",)),

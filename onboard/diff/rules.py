@@ -20,6 +20,9 @@ from onboard.diff.coverage import (
 )
 
 
+WIDTHS = {"full": "over all heads at once", "each_head": "with a weight for each head"}
+
+
 def mixers(value: str) -> Answer:
     """Softmax attention is there; every other mixer is to write."""
     names = {
@@ -49,7 +52,7 @@ def qk_norm(value: QKNorm | None) -> Answer:
     plain = Norm("rms", value.norm.eps, plus_one=value.norm.plus_one)
     wrong = []
     if value.width != "head":
-        wrong.append({"full": "over all heads at once", "each_head": "with a weight for each head"}[value.width])
+        wrong.append(WIDTHS.get(value.width, value.width))
     if value.place != "before_rope":
         wrong.append("after the rotary embedding")
     if value.norm != plain:

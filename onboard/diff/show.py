@@ -28,7 +28,8 @@ def describe(part: Any) -> str:
     if isinstance(part, Norm):
         return _norm(part)
     if isinstance(part, QKNorm):
-        width = {"head": "per head", "full": "over all heads", "each_head": "own weight per head"}[part.width]
+        words = {"head": "per head", "full": "over all heads", "each_head": "own weight per head"}
+        width = words.get(part.width, part.width)
         other = f"; queries: {_norm(part.query_norm)}" if part.query_norm is not None else ""
         return f"{_norm(part.norm)} {width}, {part.place.replace('_', ' ')}{other}"
     head = getattr(part, "kind", None) or type(part).__name__

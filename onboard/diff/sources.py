@@ -10,8 +10,8 @@ from onboard.facts.api import ModelFacts
 def source_text(facts: ModelFacts, paths: Sequence[str]) -> str:
     """The recorded sources of any of ``paths``, each once; a path without a record falls back to the part it is in.
 
-    What no key of a config decides is the family's: the code that knows the ``model_type`` put it there (``assumed`` where
-    the type is not known).
+    What no key of a config decides is the family's: the code that knows the ``model_type`` put it there (``assumed``
+    where the type is not known).
 
     A source that holds for one kind of layer only is marked, e.g. ``explicit (rope_theta); sliding: family``.
     """

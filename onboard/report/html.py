@@ -67,8 +67,9 @@ def _bar(side: Side, names: Sequence[str], deepest: int) -> str:
         kind = layer_map.index(names, label, COLOURS)
         shapes.append(f'<path class="k{kind}" d="{cells}"><title>{visible(f"{where}: {label}")}</title></path>')
         at += count
+    told = visible(layer_map.counts(side))
     return (
-        f'<div class="map"><div class="name">{visible(side.name)}: {at} layers ({visible(layer_map.counts(side))})</div>'
-        f'<svg viewBox="0 0 1000 28" preserveAspectRatio="none" role="img" '
-        f'aria-label="{visible(layer_map.counts(side))}">{"".join(shapes)}</svg></div>'
+        f'<div class="map"><div class="name">{visible(side.name)}: {at} layers ({told})</div>'
+        f'<svg viewBox="0 0 1000 28" preserveAspectRatio="none" role="img" aria-label="{told}">'
+        f"{''.join(shapes)}</svg></div>"
     )

@@ -23,7 +23,7 @@ p { margin:.3rem 0; } .dim { color:var(--dim); } ul.notes { color:var(--dim); pa
 table { border-collapse:collapse; width:100%; }
 th, td { text-align:left; vertical-align:top; padding:.4rem .9rem .4rem 0; border-bottom:1px solid var(--line);
   overflow-wrap:anywhere; }
-th { font-weight:600; } td.n { color:var(--dim); white-space:nowrap; }
+th { font-weight:600; } td.n { color:var(--dim); white-space:pre; }
 table.numbers td { font-variant-numeric:tabular-nums; }
 code { font:13px/1.45 ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace; overflow-wrap:anywhere; }
 .row { display:grid; grid-template-columns:minmax(0,1fr) minmax(0,1fr); gap:.25rem 1.5rem; padding:.75rem 0;

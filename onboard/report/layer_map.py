@@ -22,8 +22,9 @@ def index(names: Sequence[str], label: str, size: int) -> int:
 
 
 def counts(side: Side) -> str:
-    """How many layers of each kind: ``50 sliding, 10 full``."""
+    """How many layers of each kind: ``50 sliding, 10 full``; semicolons where a name has a comma."""
     totals: dict[str, int] = {}
     for count, label in side.layers:
         totals[label] = totals.get(label, 0) + count
-    return ", ".join(f"{n} {label}" for label, n in totals.items())
+    comma = ";" if any("," in label for label in totals) else ","
+    return f"{comma} ".join(f"{n} {label}" for label, n in totals.items())

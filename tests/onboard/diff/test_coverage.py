@@ -1,0 +1,120 @@
+"""The coverage table against the real building blocks: every call it can name must exist as named."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from onboard import catalog
+from onboard.arch.blocks import Norm, QKNorm, Scaling
+from onboard.diff import diff
+from onboard.diff.coverage import ACTIVATIONS, BLOCKS, PARTS, ROTARY_KINDS, Call, Missing, cover
+from onboard.diff.fields import ABSENT
+from onboard.diff.rules import RULES
+from onboard.diff.table import BY_LAYER, FIELDS
+from onboard.facts.api import load
+
+NAMES = ["meta-llama/Llama-3.1-8B", "google/gemma-3-27b-it", "google/gemma-4-31B-it", "Qwen/Qwen2.5-7B",
+         "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "CohereForAI/c4ai-command-r-v01", "EleutherAI/pythia-1b",
+         "google/gemma-2-9b", "Qwen/Qwen3-Next-80B-A3B-Instruct", "THUDM/glm-4-9b"]  # fmt: skip
+
+
+def real(block: str) -> Any:
+    module, _, names = BLOCKS[block].partition(":")
+    found: Any = import_module(module)
+    for name in names.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def samples() -> list[tuple[str, Any]]:
+    """Values of every field: those that the catalog's models have, and some that no model has."""
+    made: list[tuple[str, Any]] = [
+        ("attention.qk_norm", QKNorm(Norm("rms", 1e-6, plus_one=True))),
+        ("attention.positions.scaling", Scaling("llama3", 8.0, 8192, 1.0, 4.0)),
+        ("attention.positions.scaling", Scaling("linear", 8.0)),
+        ("attention.bias", "q, k, v"),
+        ("attention.bias", "o"),
+        ("embedding.norm", Norm("rms", 1e-6)),
+        ("head.tied", True),
+        ("head.tied", False),
+        ("mlp.bias", "up and down"),
+        ("mlp.fused", True),
+        ("predict_layers", 1),
+        ("config.section", "text_config"),
+        *((path, 4) for path in BY_LAYER.values()),
+    ]
+    for name in catalog.names():
+        arch = load(name).arch
+        for field in FIELDS:
+            for part in (arch,) if field.facet == "model" else arch.kinds:
+                value = field.get(part)
+                if value is not ABSENT and field.kind == "semantic":
+                    made.append((field.path, value))
+    return made
+
+
+def test_every_call_fits_the_real_signature() -> None:
+    seen = set()
+    for path, value in samples():
+        answer = RULES[path](value) if path in RULES else None
+        if isinstance(answer, Call):
+            parameters = inspect.signature(real(answer.block)).parameters
+            for argument, _ in answer.args:
+                assert argument in parameters, f"{path}: {answer.block} takes no {argument}"
+                seen.add((answer.block, argument))
+    assert {("Attention", "window"), ("RMSNorm", "plus_one"), ("LMHead", "softcap"), ("RotaryConfig", "factor")} <= seen
+
+
+def test_the_signature_check_notices_a_wrong_argument() -> None:
+    assert "sinks" not in inspect.signature(real("Attention")).parameters
+    assert isinstance(RULES["attention.sinks"](True), Missing)
+
+
+def test_activations_are_those_of_the_operation() -> None:
+    table = import_module("vllm_neuron.functional.mlp").ACTIVATIONS
+    assert set(ACTIVATIONS.values()) <= set(table)
+    aliases = {"swish": "silu", "gelu_new": "gelu_pytorch_tanh"}
+    assert {aliases.get(name, name) for name in table} == set(ACTIVATIONS.values()), "a new activation needs a row"
+
+
+def test_rotary_kinds_are_those_of_the_block() -> None:
+    assert import_module("vllm_neuron.nn.rotary").KINDS == ROTARY_KINDS
+
+
+def test_a_new_block_needs_a_place_in_the_table() -> None:
+    exported = set(import_module("vllm_neuron.nn").__all__)
+    known = {name for name, where in BLOCKS.items() if where.startswith("vllm_neuron.nn:")} | set(PARTS)
+    assert exported == known
+
+
+@pytest.mark.parametrize("field", [f for f in FIELDS if f.kind == "semantic"], ids=lambda f: f.path)
+def test_every_semantic_field_has_an_answer(field: Any) -> None:
+    for path, value in ((field.path, True), (field.path, "x")):
+        try:
+            covered, missing = cover(path, value, RULES)
+        except (AttributeError, ValueError, TypeError):
+            continue  # a rule that takes parts, not these made-up scalars
+        assert (covered is None) != (missing is None)
+
+
+@pytest.mark.parametrize(("a", "b"), list(combinations(NAMES, 2)))
+def test_every_row_is_covered_or_says_what_is_missing(a: str, b: str) -> None:
+    for target in ("a", "b"):
+        for row in diff(load(a), load(b), target=target).rows:
+            assert (row.covered_by is None) == (row.missing is not None), row
+            if row.missing:
+                assert "no building block takes" not in row.missing, row
+
+
+def test_what_today_s_blocks_lack_is_told() -> None:
+    assert RULES["norms.kind"]("layernorm") == Missing("a layernorm block")
+    assert isinstance(RULES["attention.positions.scaling"](Scaling("yarn", 4.0)), Missing)
+    assert isinstance(RULES["mlp.activation"]("relu2"), Missing)
+    assert isinstance(RULES["attention.qk_norm"](QKNorm(Norm("rms", 1e-6), "full")), Missing)
+    assert isinstance(RULES["attention.bias"]("q, v"), Missing)
+    assert cover("attention.window", {"sliding": 8, "full": None}, RULES)[1] is None
