@@ -19,11 +19,12 @@ def demo(
 
     On a machine without Neuron devices this switches CPU mode on.
     """
-    from onboard.demo.run import choose_mode, demonstrate
+    from onboard.demo.run import choose_mode, demonstrate, require_plugin
     from onboard.demo.sources import SOURCES, find
 
     sources = [find(name) for name in names or SOURCES]
     current = choose_mode()
+    require_plugin()
     as_json = format is Format.JSON
 
     def say(text: str) -> None:

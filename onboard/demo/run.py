@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onboard.checks import plugins
+from onboard.checks.finding import Status
 from onboard.demo.ask import Answer, ask
 from onboard.demo.convert import write
 from onboard.demo.server import serving
@@ -55,6 +57,18 @@ def choose_mode() -> Mode:
     return mode()
 
 
+def require_plugin() -> None:
+    """Refuse to demonstrate another platform than ours: vLLM would serve with its own CPU backend without a word.
+
+    Raises:
+        RunError: something keeps the plugin out; it names the first reason and what to set.
+    """
+    findings = [plugins.check_target(), plugins.check_filter(), *plugins.check_platforms()]
+    for finding in findings:
+        if finding.status is Status.ERROR:
+            raise RunError(finding.check, finding.message, "the neuron plugin to be active", finding.action)
+
+
 def demonstrate(source: Source, models: Path, current: Mode, say: Callable[[str], None]) -> Shown:
     """Write one model below `models` (unless it is there), serve it, ask it, and stop the server.
 
@@ -71,8 +85,6 @@ def demonstrate(source: Source, models: Path, current: Mode, say: Callable[[str]
     written = write(source, folder, force=False, progress=Progress())
     say(f"{source.model}: {'found in' if written.reused else 'written to'} {folder}. Starting vllm serve ...\n")
     with serving(folder, *SERVE_OPTIONS) as server:
-        if not server.uses_plugin():
-            raise RunError("vllm serve", "another platform", "the neuron plugin's platform", "Run `onboard doctor`.")
         question = QUESTIONS[source.chat]
         say(f"ready in {server.seconds:.1f} s\n> {question}\n")
         answer = ask(server, question, chat=source.chat, max_tokens=MAX_TOKENS, show=say)

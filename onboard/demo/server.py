@@ -21,7 +21,6 @@ ENTRY = ("vllm.entrypoints.cli.main", "serve")
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 30
 LOG_TAIL = 30
-PLUGIN_LINE = "Platform plugin neuron is activated"
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,6 @@ class Server:
     model: str
     log: Path
     seconds: float
-
-    def uses_plugin(self) -> bool:
-        """Whether vLLM says in its log that it took this plugin's platform."""
-        return PLUGIN_LINE in self.log.read_text(errors="replace")
 
 
 def free_port() -> int:

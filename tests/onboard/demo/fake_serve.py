@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -40,5 +39,4 @@ class Handler(BaseHTTPRequestHandler):
 if __name__ == "__main__":
     if "--die" in sys.argv:
         sys.exit("no such device")
-    print(os.environ.get("FAKE_SERVE_SAYS", ""), f"CPU mode {os.environ.get('VLLM_NEURON_CPU_MODE')}", flush=True)
     HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()

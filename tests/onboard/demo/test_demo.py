@@ -15,14 +15,13 @@ import pytest
 from onboard.cli.exits import Exit
 from onboard.cli.main import run
 from onboard.demo import server as server_module
-from onboard.demo.server import PLUGIN_LINE, serving
+from onboard.demo.server import serving
 from onboard.errors import RunError
 
 
 @pytest.fixture
 def fake(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.setenv("FAKE_SERVE_SAYS", PLUGIN_LINE)
     monkeypatch.setattr(server_module, "ENTRY", ("fake_serve",))
     for name in ("VLLM_NEURON_CPU_MODE", "VLLM_NO_USAGE_STATS"):  # set first, so that the end restores them
         monkeypatch.setenv(name, "")
@@ -33,7 +32,6 @@ def fake(monkeypatch):
 
 def test_the_server_answers_and_is_gone_afterwards(fake, tmp_path):
     with serving(tmp_path) as server:
-        assert server.uses_plugin()
         health = server.url.removesuffix("/v1") + "/health"
         assert urllib.request.urlopen(health).status == 200
     with pytest.raises(urllib.error.URLError):
@@ -62,7 +60,12 @@ def test_demo_as_json_keeps_stdout_for_the_document(fake, smollm2, gemma3_270m, 
     assert "The answer is" in err
 
 
-def test_demo_fails_when_another_platform_serves(fake, smollm2, capsys):
-    fake.setenv("FAKE_SERVE_SAYS", "Platform plugin other is activated")
+@pytest.mark.parametrize(
+    ("name", "value"), [("VLLM_PLUGINS", "none"), ("VLLM_PLUGINS", "neuron"), ("VLLM_TARGET_DEVICE", "cpu")]
+)
+def test_demo_refuses_to_show_another_platform(fake, smollm2, capsys, name, value):
+    fake.setenv(name, value)
     assert run(["demo", "smollm2", "--models", str(smollm2.parent)]) == Exit.FAILED
-    assert "onboard doctor" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert name in err
+    assert "expected the neuron plugin to be active" in err
