@@ -36,11 +36,11 @@ class Model:
         return by_label(self.arch, self.labels.columns(field.facet), lambda k: field.get(kinds[k]), ABSENT)
 
     def present(self, field: Field) -> Any:
-        """The first part that the field finds, or None."""
+        """The first part that the field finds, None, or ABSENT when what would hold it is missing everywhere."""
         if field.facet == "model":
             return field.get(self.arch)
-        found = (field.get(kind) for kind in self.arch.kinds)
-        return next((part for part in found if part is not ABSENT and part is not None), None)
+        found = [part for kind in self.arch.kinds if (part := field.get(kind)) is not ABSENT]
+        return next((part for part in found if part is not None), None) if found else ABSENT
 
     def sequence(self) -> list[str]:
         """The name of every layer's kind, in order."""
@@ -51,6 +51,14 @@ class Model:
         """Whether no layer has softmax attention over keys and values, which is all that the Attention block does."""
         kinds = [k.attention.kind for k in self.arch.kinds if k.attention]
         return bool(kinds) and not any(kind in SOFTMAX for kind in kinds)
+
+    @property
+    def foreign_mlp(self) -> str | None:
+        """What the model has in place of a gated MLP in every layer; None when it has one somewhere."""
+        dense = [k.mlp for k in self.arch.kinds if k.mlp]
+        if any(mlp.gated for mlp in dense):
+            return None
+        return "the feed-forward block without a gate" if dense else "the mixture-of-experts block"
 
 
 class Comparison:
@@ -86,6 +94,8 @@ class Comparison:
         covered, missing = cover(path, value, RULES)
         if covered and covered.startswith("Attention(") and self.target.only_foreign_attention:
             return None, f"goes with the mixer to write ({mixers(self.target.arch)})"
+        if covered and covered.startswith("GatedMLP(") and path != "mlp" and (other := self.target.foreign_mlp):
+            return None, f"goes with {other}"
         norm = self.target.arch.final_norm
         if covered and path in ("norms.eps", "norms.plus_one") and norm is not None and norm.kind != "rms":
             return None, f"goes with the {norm.kind} block to write"
@@ -100,7 +110,7 @@ class Comparison:
         for field in FIELDS:
             if field.presence:
                 a, b = self.a.present(field), self.b.present(field)
-                if (a is None) != (b is None):
+                if ABSENT not in (a, b) and (a is None) != (b is None):
                     self.add(field, a, b)
                 continue
             a, b = self.a.value(field), self.b.value(field)

@@ -19,7 +19,6 @@ BLOCKS = {
     "RotaryConfig": "vllm_neuron.nn:RotaryConfig",
     "VocabDimShardedEmbedding": "vllm_neuron.nn:VocabDimShardedEmbedding",
     "LMHead": "vllm_neuron.nn:LMHead",
-    "load_weights": "vllm_neuron.model.interface:DecoderModel.load_weights",
     "Map": "vllm_neuron.model.loading:Map",
     "Fuse": "vllm_neuron.model.loading:Fuse",
     "Tie": "vllm_neuron.model.loading:Tie",

@@ -67,6 +67,25 @@ def value_size(layer: Layer) -> Any:
     return "as keys" if a.head_size_v == a.head_size_k else a.head_size_v
 
 
+def leading(layer: Layer) -> Any:
+    """Whether the first channels turn; ABSENT for latent attention, whose rope part is apart anyway."""
+    a = layer.attention
+    if a is None or a.positions.kind != "rotary" or a.latent is not None:
+        return ABSENT
+    return a.positions.leading
+
+
+def mrope(layer: Layer) -> Any:
+    """The sections of a multimodal rope, and how they lie; None without one."""
+    a = layer.attention
+    if a is None or a.positions.kind != "rotary":
+        return ABSENT
+    if a.positions.mrope is None and not a.positions.mrope_interleaved:
+        return None
+    sections = ", ".join(map(str, a.positions.mrope or ()))
+    return f"{sections}, interleaved" if a.positions.mrope_interleaved else sections
+
+
 def query_growth(layer: Layer) -> Any:
     """The growth of the query scale with the position, in words; None without it."""
     a = layer.attention
@@ -148,7 +167,6 @@ FIELDS: tuple[Field, ...] = (
     Field("attention.shared_kv", "heterogeneous layers", "mixer",
           lambda x: ABSENT if x.attention is None else x.attention.shared_kv is not None, (ATTENTION, KV)),
     Field("attention.head_size_v", ITEM, "mixer", value_size, (*A, KV)),
-    Field("attention.latent", ITEM, "mixer", dig("attention", "latent"), (*W, KV), presence=True),
     *inner(Latent, ("attention", "latent"), path="attention.latent", item=ITEM, facet="mixer", affects=(CONFIG,),
            sizes=("q_rank", "kv_rank", "nope_size", "rope_size")),
     Field("attention.latent.query", ITEM, "mixer",
@@ -158,7 +176,6 @@ FIELDS: tuple[Field, ...] = (
     Field("attention.indexer", ITEM, "mixer", dig("attention", "indexer"), (*W, KV), presence=True),
     *inner(Indexer, ("attention", "indexer"), path="attention.indexer", item=ITEM, facet="mixer", affects=A,
            sizes=("heads", "head_size", "top_k")),
-    Field("attention.compressor", ITEM, "mixer", dig("attention", "compressor"), (*W, KV), presence=True),
     *inner(Compressor, ("attention", "compressor"), path="attention.compressor", item=ITEM, facet="mixer", affects=A),
     Field("attention.o_groups", ITEM, "mixer", dig("attention", "o_groups"), W),
     Field("attention.o_rank", ITEM, "mixer", dig("attention", "o_rank"), (CONFIG,), "size"),
@@ -174,11 +191,10 @@ POSITION_FIELDS: tuple[Field, ...] = (
     Field("attention.positions.base", POSITIONS, "mixer", positions_of("base"), (CONFIG, ROTARY)),
     Field("attention.positions.rotary_dim", POSITIONS, "mixer", rotary_part, (CONFIG, ROTARY)),
     Field("attention.positions.interleaved", POSITIONS, "mixer", positions_of("interleaved"), (ROTARY, TABLE)),
-    Field("attention.positions.leading", POSITIONS, "mixer", positions_of("leading"), (ROTARY,)),
+    Field("attention.positions.leading", POSITIONS, "mixer", leading, (ROTARY,)),
     Field("attention.positions.frequency_dim", POSITIONS, "mixer", frequency_dim, (ROTARY,)),
     Field("attention.positions.scaling", POSITIONS, "mixer", scaling, (CONFIG, ROTARY)),
-    Field("attention.positions.mrope", POSITIONS, "mixer", positions_of("mrope"), (CONFIG, ROTARY)),
-    Field("attention.positions.mrope_interleaved", POSITIONS, "mixer", positions_of("mrope_interleaved"), (ROTARY,)),
+    Field("attention.positions.mrope", POSITIONS, "mixer", mrope, (CONFIG, ROTARY)),
     Field("attention.positions.learned_size", POSITIONS, "mixer", dig("attention", "positions", "learned_size"),
           (CONFIG,), "size"),
     Field("attention.positions.offset", POSITIONS, "mixer", dig("attention", "positions", "offset"), (ROTARY,)),

@@ -147,7 +147,7 @@ WHOLE: tuple[Field, ...] = (
     Field("predict_layers", SPECIAL, "model", dig("predict_layers"), (TABLE,)),
     Field("residual_dtype", SPECIAL, "model", dig("residual_dtype"), (LAYER,)),
     Field("towers", SPECIAL, "model", towers, ("factory.py", TABLE)),
-    Field("dtype", "config structure", "model", lambda x: x.dtype or "unspecified", (CONFIG, TABLE)),
+    Field("dtype", "config structure", "model", lambda x: x.dtype or "unspecified", (CONFIG, TABLE), "size"),
     Field("hidden", EMBED, "model", dig("hidden"), (CONFIG,), "size"),
     Field("layers", "heterogeneous layers", "model", lambda x: x.layers, (CONFIG, KV), "size"),
     Field("embedding.vocab", EMBED, "model", dig("embedding", "vocab"), (CONFIG,), "size"),

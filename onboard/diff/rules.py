@@ -19,7 +19,6 @@ from onboard.diff.coverage import (
     takes,
 )
 
-
 WIDTHS = {"full": "over all heads at once", "each_head": "with a weight for each head"}
 
 
@@ -150,17 +149,9 @@ def predict(value: int) -> Answer:
 
 def section(value: str) -> Answer:
     """Where the decoder's settings sit."""
-    where = "hf_config" if value == "top" else f"hf_config.{value}"
-    return Wiring(f"from_configs reads {where}; the checkpoint table takes the prefix of its keys")
-
-
-def dtype(value: str) -> Answer:
-    """Floating types are converted while loading."""
-    if value in ("bfloat16", "float16", "float32"):
-        return Call("load_weights", (("dtype", Code(f"torch.{value}")),))
-    if value == "unspecified":
-        return Call("load_weights", (("dtype", Code("the serving dtype")),))
-    return Missing(f"weights of dtype {value}")
+    if value == "top":
+        return Wiring("from_configs reads hf_config itself")
+    return Wiring(f"from_configs reads hf_config.{value}; the checkpoint table takes the prefix of its keys")
 
 
 RULES: dict[str, Rule] = {
@@ -188,6 +179,10 @@ RULES: dict[str, Rule] = {
     "attention.shared_kv": only(False, "Attention", "an Attention that reads another layer's cache"),
     "attention.head_size_v": only("as keys", "Attention", "values of size {} in Attention (QKVLinear takes it)"),
     "attention.latent": always("latent attention (MLA)"),
+    "attention.single_cache": only(False, "Attention", "one cache entry for key and value"),
+    "attention.q_rank": only(None, "Attention", "queries through a low rank ({})"),
+    "attention.undo_rope": only(False, "Attention", "turning the output back by its own position"),
+    "attention.o_groups": only(None, "Attention", "a grouped low-rank output projection ({} groups)"),
     "attention.indexer": always("the sparse indexer and its key cache"),
     "attention.compressor": always("the compressed long-range branch"),
     "attention.query_growth": only(None, "Attention", "a query scale that grows with the position ({})"),
@@ -208,7 +203,7 @@ RULES: dict[str, Rule] = {
     "mlp.fused": lambda value: Call("Map", (), "gate and up stored as one") if value
     else Call("Fuse", (), "gate and up stored apart"),
     "moe": always("a mixture-of-experts block: router, experts, their rows in the checkpoint table"),
-    "norms.places": lambda value: Call("RMSNorm", (), f"{value} placement in the layer's forward"),
+    "norms.places": lambda value: Wiring(f"{value} placement of the norms in the layer's forward"),
     "norms.kind": only("rms", "RMSNorm", "a {} block"),
     "norms.eps": takes("RMSNorm", "eps"),
     "norms.plus_one": takes("RMSNorm", "plus_one"),
@@ -230,6 +225,7 @@ RULES: dict[str, Rule] = {
     "head.tied": tied,
     "head.bias": takes("LMHead", "bias"),
     "head.multiplier": only(1.0, "LMHead", "a factor {} on the logits in LMHead"),
+    "head.normalized": only(False, "LMHead", "a head with normalised rows"),
     "head.softcap": takes("LMHead", "softcap"),
     "per_layer_input": always("the table of per-layer embeddings and its projection"),
     "hyper_connections": always("parallel residual streams around each block"),
@@ -237,7 +233,6 @@ RULES: dict[str, Rule] = {
     "residual_dtype": always("a residual in float32"),
     "towers": lambda value: Wiring("nothing to do, the part is not there") if value == "none"
     else Missing(f"{value}; for text alone, Drop rows in the checkpoint table are enough"),
-    "dtype": dtype,
     "config.section": section,
     "quantization": always("loading of this quantisation"),
 }  # fmt: skip

@@ -13,8 +13,8 @@ Wanted = tuple[str, str | None, str | None]
 
 
 def compare(a: Wanted, b: Wanted | None, spelling: bool = False, structures: bool = False) -> Diff:
-    """The diff of two models, each given as ``(name, revision, architecture)``; without B, against the nearest reference
-    model.
+    """The diff of two models, each given as ``(name, revision, architecture)``; without B, the nearest reference model
+    takes its place.
 
     Raises:
         ConfigError, UnsupportedError: a model can't be found, read or understood.

@@ -51,7 +51,7 @@ def describe(part: Any) -> str:
 
 
 def _router(router: Any) -> str:
-    shown = describe(router)
+    shown = describe(dataclasses.replace(router, score="softmax"))
     return f"{router.score} router" + (f" ({shown.partition(': ')[2]})" if ": " in shown else "")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from onboard.facts.api import ModelFacts
@@ -76,4 +76,4 @@ def checked(out: str) -> dict[str, Any]:
         answer = json.loads(out.splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
         return {"error": "the structure process printed no answer"}
-    return answer if isinstance(answer, Mapping) else {"error": "the structure process printed no object"}
+    return answer if isinstance(answer, dict) else {"error": "the structure process printed no object"}

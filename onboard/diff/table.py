@@ -19,7 +19,18 @@ BY_LAYER = {
 }
 # Fields of a dataclass that a row expresses under another path.
 ELSEWHERE = {
-    Attention: {"kind", "positions", "q_bias", "k_bias", "v_bias", "o_bias", "query_growth_floor", "query_growth_beta"},
+    Attention: {
+        "kind",
+        "positions",
+        "latent",
+        "compressor",
+        "q_bias",
+        "k_bias",
+        "v_bias",
+        "o_bias",
+        "query_growth_floor",
+        "query_growth_beta",
+    },
     Layer: {"attention", "state", "mlp", "moe", "norms"},
     Embedding: {"positions"},
     Head: set[str](),
