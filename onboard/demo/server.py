@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +22,8 @@ from onboard.errors import RunError
 ENTRY = ("vllm.entrypoints.cli.main", "serve")
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 30
-LOG_TAIL = 30
+MOST_LINES = 8
+EXCEPTION = re.compile(r"(?:^|\] |\) )((?:\w+\.)*\w*(?:Error|Exception|Interrupt): .+)")
 
 
 @dataclass(frozen=True)
@@ -49,23 +52,24 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
         options: further options of `vllm serve`.
 
     Raises:
-        RunError: the server died or did not become healthy; the message holds the end of its log.
+        RunError: the server died or did not become healthy; the message holds the
+            exceptions in its log, which is kept.
     """
     port = free_port()
     command = [sys.executable, "-m", *ENTRY, str(folder)]
     command += ["--served-model-name", folder.name, "--host", "127.0.0.1", "--port", str(port), *options]
-    with tempfile.TemporaryDirectory(prefix="onboard-serve-") as room:
-        log = Path(room) / "server.log"
-        with log.open("wb") as out:
-            started = time.monotonic()
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-            )
-            try:
-                _wait(child, f"http://127.0.0.1:{port}/health", log)
-                yield Server(f"http://127.0.0.1:{port}/v1", folder.name, log, time.monotonic() - started)
-            finally:
-                _stop(child)
+    log = Path(tempfile.mkdtemp(prefix="onboard-serve-")) / "server.log"
+    with log.open("wb") as out:
+        started = time.monotonic()
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            _wait(child, f"http://127.0.0.1:{port}/health", log)
+            yield Server(f"http://127.0.0.1:{port}/v1", folder.name, log, time.monotonic() - started)
+        finally:
+            _stop(child)
+    shutil.rmtree(log.parent)
 
 
 def _wait(child: subprocess.Popen[bytes], health: str, log: Path) -> None:
@@ -76,7 +80,7 @@ def _wait(child: subprocess.Popen[bytes], health: str, log: Path) -> None:
                 "vllm serve",
                 f"exit code {child.returncode}",
                 "a server that starts",
-                f"Run `onboard doctor`. The end of its log:\n{_tail(log)}",
+                f"Run `onboard doctor`. {_excerpt(log)}",
             )
         try:
             with urllib.request.urlopen(health, timeout=5) as answer:
@@ -89,12 +93,16 @@ def _wait(child: subprocess.Popen[bytes], health: str, log: Path) -> None:
         "vllm serve",
         f"not healthy after {START_TIMEOUT_S} s",
         "a server that answers",
-        f"The end of its log:\n{_tail(log)}",
+        _excerpt(log),
     )
 
 
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:])
+def _excerpt(log: Path) -> str:
+    """The exceptions in the log, first ones first (the last are only consequences), or its end when there are none."""
+    lines = log.read_text(errors="replace").splitlines()
+    raised = dict.fromkeys(match.group(1) for line in lines if (match := EXCEPTION.search(line)))
+    shown = list(raised)[:MOST_LINES] or lines[-MOST_LINES:]
+    return "\n".join([f"From its log, which is kept in {log}:", *shown])
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
