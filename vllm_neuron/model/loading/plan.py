@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from vllm_neuron.errors import CheckpointError
-from vllm_neuron.model.loading.table import Fuse, Map, Row, Split, StackExperts, Table, expand, fill, match
+from vllm_neuron.errors import ConfigError, nearest
+from vllm_neuron.model.loading.table import Fuse, Map, Split, StackExperts, Table, Tie, expand, fill, match
 
 # What trainers and wrappers put in front of a decoder's names: (prefix in the file, what the table has in its place).
 PREFIXES = (
     ("language_model.", ""),
     ("model.language_model.", "model."),
     ("model.model.", "model."),
+    ("model.", ""),
+    ("base_model.model.", ""),
     ("", "model."),
 )
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where one parameter comes from: keys in the file, and the part of the key that a Split row gives it."""
+    """Where one parameter comes from.
+
+    Attributes:
+        keys: names in the file, in the order in which the parameter's loader gets them.
+        part, parts, dim: a Split row's part of the one key; ``parts`` is 1 otherwise.
+    """
 
     keys: tuple[str, ...]
     part: int = 0
@@ -30,15 +37,15 @@ class Source:
 
 @dataclass
 class Plan:
-    """The answer of :func:`make_plan`; ``problems`` is empty when the load can go on.
+    """The answer of :func:`make_plan`.
 
     Attributes:
         sources: parameter -> its source.
-        redundant: key in the file -> parameter whose tensor it must repeat (a tied head that was saved too).
+        redundant: key in the file -> the key that it must repeat (a tied head that was saved too).
         dropped: key -> reason.
-        unfilled: parameter -> keys that were looked for.
+        unfilled: parameter -> keys that were looked for and not found.
         unused: keys that no row takes.
-        ambiguous: parameter -> keys of the rows that both fit.
+        ambiguous: parameter -> the several sources that fit; key -> the parameters that would share it.
         remapped: (prefix in the file, prefix in the table), when names had to be shifted.
     """
 
@@ -55,149 +62,151 @@ class Plan:
         """Every parameter and every key is accounted for."""
         return not (self.unfilled or self.unused or self.ambiguous)
 
-    def check(self, flags: Mapping[str, bool], table: Table) -> None:
-        """Stop when anything is left over.
-
-        Raises:
-            CheckpointError: with the parameters that nothing fills and the keys that no row takes.
-        """
-        if self.complete:
-            return
-        lines = [f"parameter {p} needs {' + '.join(k)}" for p, k in self.unfilled.items()]
-        lines += [f"key {k} is in no row of the table" for k in self.unused]
-        lines += [f"parameter {p} is filled twice: {k}" for p, k in self.ambiguous.items()]
-        raise CheckpointError(
-            "checkpoint",
-            Shown(lines),
-            f"each parameter filled by a key and each key taken ({len(self.unfilled)} parameters without keys, "
-            f"{len(self.unused)} keys without parameters)",
-            self._hint(flags, table),
-        )
-
-    def _hint(self, flags: Mapping[str, bool], table: Table) -> str:
-        for tie in table.ties():
-            missing = [p for p in self.unfilled if p.rpartition(".")[0] == tie.param]
-            if missing and not flags.get(tie.when) and len(self.unfilled) == len(missing):
-                return f"The file has no {self.unfilled[missing[0]][0]}: set {tie.when} to true if it shares {tie.to}."
-        wanted = [keys[0] for keys in self.unfilled.values()]
-        for key in self.unused:
-            for name in wanted:
-                if key.endswith(name) and all(key.removesuffix(name) + w in self.unused for w in wanted):
-                    return f"All {len(wanted)} names differ by the prefix {key.removesuffix(name)!r}."
-        if any(key.endswith(".bias") for key in self.unused):
-            return "The file has biases that the model lacks: give the layer bias=True, or correct the config."
-        return "Mend the model's checkpoint table, or drop a key with a reason."
-
-
-class Shown(list[str]):
-    """Lines shown in full up to a count, the rest as a number."""
-
-    LIMIT = 12
-
-    def __repr__(self) -> str:
-        shown = "; ".join(self[: self.LIMIT])
-        return shown if len(self) <= self.LIMIT else f"{shown}; and {len(self) - self.LIMIT} more"
-
 
 def make_plan(table: Table, parameters: Collection[str], keys: Collection[str], flags: Mapping[str, bool]) -> Plan:
     """Resolve a table; shifted names are tried when the plain ones leave a parameter unfilled.
 
     Args:
         table: the model's rows.
-        parameters: names of the model's own parameters (a tied one is not among them).
+        parameters: names of the model's own parameters.
         keys: names in the checkpoint.
         flags: what ``Tie`` rows ask about.
+
+    Raises:
+        ConfigError: a Tie row asks about a flag that is not in ``flags``.
     """
+    for tie in table.ties():
+        if tie.when not in flags:
+            raise ConfigError("Tie: when", tie.when, "a flag of the model", nearest(tie.when, flags))
     plan = _resolve(table, parameters, {key: key for key in keys}, flags)
-    if not plan.unfilled:
-        return plan
-    for found, wanted in PREFIXES:
-        names = {_shift(key, found, wanted): key for key in keys}
+    for found, wanted in PREFIXES if plan.unfilled else ():
+        names = _shifted(keys, found, wanted)
+        if names is None:
+            continue
         shifted = _resolve(table, parameters, names, flags)
-        if not shifted.unfilled:
-            shifted.remapped = (found, wanted)
-            return shifted
+        if len(shifted.unfilled) < len(plan.unfilled):
+            plan = replace(shifted, remapped=(found, wanted))
     return plan
 
 
-def _shift(key: str, found: str, wanted: str) -> str:
-    if not key.startswith(found) or (not found and key.startswith("lm_head")):
-        return key
-    return wanted + key.removeprefix(found)
+def _shifted(keys: Collection[str], found: str, wanted: str) -> dict[str, str] | None:
+    """Name as the table writes it -> key; None when no key has the prefix, or two keys would get one name."""
+    names: dict[str, str] = {}
+    for key in keys:
+        moves = key.startswith(found) and (bool(found) or not key.startswith("lm_head."))
+        name = wanted + key.removeprefix(found) if moves else key
+        if name in names:
+            return None
+        names[name] = key
+    return names if any(name != key for name, key in names.items()) else None
 
 
 def _resolve(table: Table, parameters: Collection[str], names: Mapping[str, str], flags: Mapping[str, bool]) -> Plan:
     """``names``: name as the table writes it -> key in the file."""
     plan = Plan()
-    experts = _expert_keys(names)
+    stacks = any(isinstance(row, StackExperts) for row in table.rows)
+    experts = _expert_counts(names) if stacks else {}
+    ties = [tie for tie in table.ties() if flags[tie.when]]
+    takers: dict[str, list[str]] = {}
+    claimed: set[str] = set()
     for parameter in parameters:
-        fitting, looked_for = [], []
-        for row in table.rows:
-            for source in _candidates(row, parameter, names, experts):
-                looked_for.append(list(source.keys))
-                if all(key in names for key in source.keys):
-                    fitting.append(source)
+        candidates, shared = _offers(table, parameter, names, ties, experts)
+        fitting = [source for source in candidates if _fits(source, names)]
+        claimed.update(names[key] for source in candidates for key in source.keys if key in names)
         if len(fitting) == 1:
-            s = fitting[0]
-            plan.sources[parameter] = Source(tuple(names[k] for k in s.keys), s.part, s.parts, s.dim)
+            source = replace(fitting[0], keys=tuple(names[key] for key in fitting[0].keys))
+            plan.sources[parameter] = source
+            if source.parts == 1 and not shared:
+                for key in source.keys:
+                    takers.setdefault(key, []).append(parameter)
         elif fitting:
-            plan.ambiguous[parameter] = [key for source in fitting for key in source.keys]
+            plan.ambiguous[parameter] = [" + ".join(source.keys) for source in fitting]
         else:
-            missing = looked_for[0] if looked_for else ["a row of the table"]
-            plan.unfilled[parameter] = [k for k in missing if k not in names] or missing
-    _account(plan, table, names, flags)
+            plan.unfilled[parameter] = _missing(candidates, names)
+    plan.ambiguous |= {key: several for key, several in takers.items() if len(several) > 1}
+    _account(plan, table, names, claimed, ties)
     return plan
 
 
-def _account(plan: Plan, table: Table, names: Mapping[str, str], flags: Mapping[str, bool]) -> None:
-    used = {key for source in plan.sources.values() for key in source.keys}
-    tied = {row.key: tie for tie in table.ties() if flags.get(tie.when) for row in table.rows
-            if isinstance(row, Map) and row.param == tie.param}
+def _offers(
+    table: Table, parameter: str, names: Mapping[str, str], ties: list[Tie], experts: Mapping[str, int]
+) -> tuple[list[Source], bool]:
+    """The parameter's candidates, and whether they are those of the parameter that it is tied to."""
+    module, _, leaf = parameter.rpartition(".")
+    for tie in ties:
+        if tie.param == module:
+            shared = list(_candidates(table, f"{tie.to}.{leaf}", experts))
+            if any(_fits(source, names) for source in shared):
+                return shared, True
+    return list(_candidates(table, parameter, experts)), False
+
+
+def _fits(source: Source, names: Mapping[str, str]) -> bool:
+    return all(key in names for key in source.keys)
+
+
+def _missing(candidates: list[Source], names: Mapping[str, str]) -> list[str]:
+    """The missing keys of the candidate that misses fewest."""
+    each = [[key for key in source.keys if key not in names] for source in candidates]
+    return min(each, key=len, default=[])
+
+
+def _account(plan: Plan, table: Table, names: Mapping[str, str], claimed: Collection[str], ties: list[Tie]) -> None:
+    """Say of each key that no parameter claims whether it is dropped, repeats a tied one, or is left over."""
+    repeats = {}
+    for tie in ties:
+        own, shared = (
+            [expand(row.key)[0] for row in table.rows if isinstance(row, Map) and row.param == module]
+            for module in (tie.param, tie.to)
+        )
+        repeats.update({key: shared[0] for key in own if shared})
     for name, key in names.items():
-        if key in used:
+        if key in claimed:
             continue
         module, _, leaf = name.rpartition(".")
+        repeated = names.get(f"{repeats[module]}.{leaf}") if module in repeats else None
         reason = table.drop_reason(name)
         if reason is not None:
             plan.dropped[key] = reason
-        elif module in tied:
-            plan.redundant[key] = f"{tied[module].to}.{leaf}"
+        elif repeated is not None:
+            plan.redundant[key] = repeated
         else:
             plan.unused.append(key)
 
 
-def _candidates(
-    row: Row, parameter: str, names: Mapping[str, str], experts: Mapping[str, int]
-) -> list[Source]:
-    """The sources that a row offers for a parameter; none when the row is for another one."""
-    if not isinstance(row, Map | Fuse | StackExperts | Split):
-        return []
+def _candidates(table: Table, parameter: str, experts: Mapping[str, int]) -> Iterator[Source]:
+    """The sources that the rows offer for a parameter."""
     module, _, leaf = parameter.rpartition(".")
-    targets = expand(row.params) if isinstance(row, Split) else [row.param]
-    for index, target in enumerate(targets):
-        for name, suffix in ((parameter, ""), (module, "." + leaf)):
-            values = match(target, name)
-            if values is None:
-                continue
-            keys = [fill(key, values) + suffix for key in expand(row.key)]
-            if isinstance(row, Split):
-                return [Source((keys[0],), index, len(targets), row.dim)]
-            if isinstance(row, StackExperts):
-                count = max((experts.get(_without_expert(key), 0) for key in keys), default=0)
-                keys = [key.replace("{e}", str(e)) for e in range(max(count, 1)) for key in keys]
-            return [Source(tuple(keys))]
-    return []
+    for row in table.rows:
+        if not isinstance(row, Map | Fuse | StackExperts | Split):
+            continue
+        targets = expand(row.params if isinstance(row, Split) else row.param)
+        for index, target in enumerate(targets):
+            for name, suffix in ((parameter, ""), (module, "." + leaf)):
+                values = match(target, name)
+                if values is not None:
+                    keys = tuple(fill(key, values) + suffix for key in expand(row.key))
+                    yield _source(row, keys, index, len(targets), experts)
 
 
-def _without_expert(key: str) -> str:
-    return key.replace("{e}", "{}")
+def _source(
+    row: Map | Fuse | StackExperts | Split, keys: tuple[str, ...], index: int, targets: int, experts: Mapping[str, int]
+) -> Source:
+    if isinstance(row, Split):
+        return Source(keys, index, targets, row.dim)
+    if isinstance(row, Map):
+        return Source((keys[index],))
+    if isinstance(row, StackExperts):
+        count = max(experts.get(key.replace("{e}", "{}"), 1) for key in keys)
+        return Source(tuple(key.replace("{e}", str(e)) for e in range(count) for key in keys))
+    return Source(keys)
 
 
-def _expert_keys(names: Collection[str]) -> dict[str, int]:
+def _expert_counts(names: Collection[str]) -> dict[str, int]:
     """``a.{}.b`` -> 1 + the largest number in its place, for every number in every name."""
-    largest: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in names:
-        for found in re.finditer(r"(?<=\.)\d+(?=\.)", name):
+        for found in re.finditer(r"(?<=\.)\d+(?=\.|$)", name):
             pattern = name[: found.start()] + "{}" + name[found.end() :]
-            largest[pattern] = max(largest.get(pattern, 0), int(found.group()) + 1)
-    return largest
+            counts[pattern] = max(counts.get(pattern, 0), int(found.group()) + 1)
+    return counts

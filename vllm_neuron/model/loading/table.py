@@ -1,88 +1,146 @@
 """The checkpoint table of a model: rows that say which checkpoint keys fill which parameters.
 
-Names leave out the last part (``weight``, ``bias``): a row for a module serves whichever of its parameters exist. A name
-that is a parameter's full name works too. ``{i}`` stands for a layer's index, ``{e}`` for an expert's, ``{q,k,v}`` for
-alternatives in that order.
+Names leave out the last part (``weight``, ``bias``): a row for a module serves whichever of its parameters exist. The
+full name of a parameter works too, with the full name of its key. ``{i}`` stands for a layer's index, ``{e}`` for an
+expert's, ``{q,k,v}`` for alternatives in that order.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from vllm_neuron.errors import ConfigError
 
-_INDEX = re.compile(r"\\\{([a-z])\\\}")
+_INDEX = re.compile(r"\{([a-z])\}")
 _ALTERNATIVES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
-def expand(name: str) -> list[str]:
-    """``a.{q,k}_proj`` -> ``[a.q_proj, a.k_proj]``; a name without alternatives -> itself."""
+@cache
+def expand(name: str) -> tuple[str, ...]:
+    """``a.{q,k}_proj`` -> ``(a.q_proj, a.k_proj)``; a name without alternatives -> itself."""
     found = _ALTERNATIVES.search(name)
     if found is None:
-        return [name]
+        return (name,)
     options = found.group(1).split(",")
-    return [e for o in options for e in expand(name[: found.start()] + o.strip() + name[found.end() :])]
+    return tuple(e for o in options for e in expand(name[: found.start()] + o.strip() + name[found.end() :]))
+
+
+@cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    seen: set[str] = set()
+
+    def placeholder(found: re.Match[str]) -> str:
+        name = found.group(1)
+        again = name in seen
+        seen.add(name)
+        return f"(?P={name})" if again else rf"(?P<{name}>\d+)"
+
+    escaped = re.sub(r"\\\{([a-z])\\\}", placeholder, re.escape(pattern))
+    return re.compile(escaped.replace(r"\*", ".*"))
 
 
 def match(pattern: str, name: str) -> dict[str, str] | None:
     """The placeholders' values when ``name`` is an instance of ``pattern`` (no alternatives), else None."""
-    regex = _INDEX.sub(r"(?P<\1>\\d+)", re.escape(pattern))
-    found = re.fullmatch(regex, name)
+    found = _regex(pattern).fullmatch(name)
     return None if found is None else found.groupdict()
 
 
 def fill(pattern: str, values: dict[str, str]) -> str:
     """``pattern`` with its placeholders replaced."""
-    for name, value in values.items():
-        pattern = pattern.replace("{" + name + "}", value)
-    return pattern
+    return _INDEX.sub(lambda found: values.get(found.group(1), found.group()), pattern)
+
+
+def _check_placeholders(row: Map | Fuse | Split | StackExperts, params: str, extra: frozenset[str]) -> None:
+    known = set(_INDEX.findall(params))
+    wrong = set(_INDEX.findall(row.key)) - known - extra
+    if "*" in params + row.key:
+        raise ConfigError(f"{type(row).__name__}: names", (params, row.key), "no '*', which only Drop rows take")
+    if wrong or (known & extra):
+        expected = f"placeholders of {params!r}" + "".join(f" and {{{e}}}" for e in sorted(extra))
+        raise ConfigError(f"{type(row).__name__}: key", row.key, expected)
 
 
 @dataclass(frozen=True)
 class Map:
-    """One module, one key."""
+    """One module, one key; with alternatives, several pairs in order (``Map("{q,k}_norm", "attn.{q,k}_norm")``).
 
-    param: str
-    key: str
-
-
-@dataclass(frozen=True)
-class Fuse:
-    """Several keys, joined by the parameter's own loader in the order of the alternatives."""
-
-    param: str
-    key: str
-
-
-@dataclass(frozen=True)
-class StackExperts:
-    """One key (or several alternatives) for each expert ``{e}``, in the order expert 0's keys, expert 1's keys, ..."""
+    Raises:
+        ConfigError: unknown placeholders, or sides with different numbers of alternatives.
+    """
 
     param: str
     key: str
 
     def __post_init__(self) -> None:
+        _check_placeholders(self, self.param, frozenset())
+        if len(expand(self.param)) != len(expand(self.key)):
+            expected = f"as many alternatives as {self.param!r}; Fuse joins several keys, Split shares one"
+            raise ConfigError("Map: key", self.key, expected)
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """Several keys, joined by the parameter's own loader in the order of the alternatives.
+
+    Raises:
+        ConfigError: unknown placeholders, or a key without alternatives.
+    """
+
+    param: str
+    key: str
+
+    def __post_init__(self) -> None:
+        _check_placeholders(self, self.param, frozenset())
+        if len(expand(self.key)) < 2:
+            raise ConfigError("Fuse: key", self.key, "alternatives in braces, e.g. attn.{q,k,v}_proj; else use Map")
+
+
+@dataclass(frozen=True)
+class StackExperts:
+    """One key (or several alternatives) for each expert ``{e}``, in the order expert 0's keys, expert 1's keys, ...
+
+    Raises:
+        ConfigError: unknown placeholders, or a key without ``{e}``.
+    """
+
+    param: str
+    key: str
+
+    def __post_init__(self) -> None:
+        _check_placeholders(self, self.param, frozenset("e"))
         if "{e}" not in self.key:
-            raise ConfigError("StackExperts.key", self.key, "a name with {e} where the expert's index stands")
+            raise ConfigError("StackExperts: key", self.key, "a name with {e} where the expert's index stands")
 
 
 @dataclass(frozen=True)
 class Split:
-    """One key feeds several parameters: equal parts along ``dim``, in the order of the alternatives of ``params``."""
+    """One key feeds several parameters: equal parts along ``dim``, in the order of the alternatives of ``params``.
+
+    Raises:
+        ConfigError: unknown placeholders, alternatives in the key, or none in ``params``.
+    """
 
     params: str
     key: str
     dim: int = 0
 
     def __post_init__(self) -> None:
+        _check_placeholders(self, self.params, frozenset())
         if len(expand(self.params)) < 2:
-            raise ConfigError("Split.params", self.params, "alternatives in braces, e.g. mlp.{gate,up}")
+            raise ConfigError("Split: params", self.params, "alternatives in braces, e.g. mlp.{gate,up}")
+        if len(expand(self.key)) != 1 or self.dim < 0:
+            raise ConfigError("Split: key, dim", (self.key, self.dim), "one key, and a dimension counted from 0")
 
 
 @dataclass(frozen=True)
 class Tie:
-    """``param`` has no weight of its own but shares ``to``'s, when the flag ``when`` is set."""
+    """``param`` takes its numbers from ``to``'s keys when the flag ``when`` is set.
+
+    The module may have a parameter of its own, which is then filled from those keys, or share ``to``'s and have none.
+    Keys of its own in the file must hold the same numbers.
+    """
 
     param: str
     to: str
@@ -91,13 +149,23 @@ class Tie:
 
 @dataclass(frozen=True)
 class Drop:
-    """Keys that are not needed, and why."""
+    """Keys that are not needed, and why.
+
+    ``key`` is a key, its module, or the trailing parts of either (``rotary_emb.inv_freq``); ``*`` stands for anything.
+    """
 
     key: str
     why: str
 
 
 Row = Map | Fuse | StackExperts | Split | Tie | Drop
+
+# Buffers that some versions of transformers saved, in any model.
+HARMLESS = (
+    Drop("rotary_emb.inv_freq", why="derived from the config"),
+    Drop("rotary_emb.{cos,sin}_cached", why="derived from the config"),
+    Drop("attn.masked_bias", why="a constant of the attention mask"),
+)
 
 
 class Table:
@@ -110,14 +178,11 @@ class Table:
         """The rows that share a parameter."""
         return [row for row in self.rows if isinstance(row, Tie)]
 
-    def drops(self) -> list[Drop]:
-        """The rows that leave a key out."""
-        return [row for row in self.rows if isinstance(row, Drop)]
-
     def drop_reason(self, key: str) -> str | None:
-        """Why the key is not needed, when a row says so."""
+        """Why the key is not needed, when a row (or :data:`HARMLESS`) says so."""
         module = key.rpartition(".")[0]
-        for row in self.drops():
-            if any(match(p, key) is not None or match(p, module) is not None for p in expand(row.key)):
-                return row.why
+        for row in (*(row for row in self.rows if isinstance(row, Drop)), *HARMLESS):
+            for pattern in expand(row.key):
+                if any(match(p, name) is not None for p in (pattern, "*." + pattern) for name in (key, module)):
+                    return row.why
         return None
