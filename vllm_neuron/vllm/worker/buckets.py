@@ -10,8 +10,10 @@ from vllm_neuron.errors import ConfigError, ShapeError
 from vllm_neuron.model.neuron_config import NeuronConfig
 
 SMALLEST_TOKENS = 16
-# A pack whose bucket is more than this much padding is split into two.
-TOLERATED_PADDING = 0.25
+# A pack is split in two when its bucket would have more padding than this share, and than these tokens: a step more
+# reads all weights once more, which costs about as much as computing that many tokens.
+TOLERATED_SHARE = 0.25
+TOLERATED_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Buckets:
         if rest > self.tokens[-1]:
             return self.tokens[-1]
         whole = self.token_bucket(rest)
-        if whole - rest <= TOLERATED_PADDING * whole:
+        if whole - rest <= max(TOLERATED_SHARE * whole, TOLERATED_TOKENS):
             return whole
         below = [size for size in self.tokens if size < whole and size >= first]
         return below[-1] if below else whole
