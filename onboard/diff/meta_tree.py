@@ -85,7 +85,11 @@ def main() -> None:
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - libraries may print
     model = build(request)
     total = sum(p.numel() for p in model.parameters())
-    found = {"class": type(model).__name__, "params": total, "params_towers": towers(model, total)}
+    found = {
+        "class": type(model).__name__,
+        "params": total,
+        "params_towers": None if request["text_only"] else towers(model, total),
+    }
     answer.write(json.dumps({**found, "modules": modules(model)}) + "\n")
 
 

@@ -34,6 +34,7 @@ def _start(model: ModelFacts) -> subprocess.Popen[str] | str:
         "model_type": model.model_type,
         "fields": dict(model.text),
         "architectures": list(model.architectures),
+        "text_only": model.origin == "catalog" and bool(model.section),
     }
     try:
         child = subprocess.Popen(

@@ -98,7 +98,10 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path]
 
 
-def changed(value: Any, path: tuple[Any, ...]) -> Any:
+LISTS = {"mrope", "factors_short", "factors_long"}
+
+
+def changed(value: Any, path: tuple[Any, ...], name: Any = None) -> Any:
     """A copy of ``value`` with the scalar at ``path`` changed to another one of its kind."""
     if not path:
         if isinstance(value, bool):
@@ -107,10 +110,12 @@ def changed(value: Any, path: tuple[Any, ...]) -> Any:
             return value * 2 + 2
         if isinstance(value, tuple):
             return (*value, *value, value[0]) if value else (1,)
-        return f"other {value}" if isinstance(value, str) else 7
+        if isinstance(value, str):
+            return f"other {value}"
+        return (7,) if name in LISTS else 7
     if isinstance(value, tuple):
         return tuple(changed(v, path[1:]) if i == path[0] else v for i, v in enumerate(value))
-    return dataclasses.replace(value, **{path[0]: changed(getattr(value, path[0]), path[1:])})
+    return dataclasses.replace(value, **{path[0]: changed(getattr(value, path[0]), path[1:], path[0])})
 
 
 SPECS = ["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "google/gemma-4-31B-it"]
