@@ -17,11 +17,15 @@ logger = logging.getLogger(__name__)
 def register() -> str | None:
     """Entry point ``vllm.platform_plugins``: the platform's qualified name, or None to decline.
 
-    vLLM calls this in every process, twice for each resolution, and hides exceptions; so it only looks and answers.
+    vLLM calls this in every process, twice for each resolution, and hides exceptions; so it looks, answers, and mends
+    only what vLLM asks for before any other plugin can run (its own version, which the CPU wheel hides).
     """
     from vllm_neuron import envs
 
     if envs.VLLM_NEURON_CPU_MODE or any(Path("/dev").glob("neuron*")):
+        from vllm_neuron.vllm.shims import name_the_cpu_wheel
+
+        name_the_cpu_wheel()
         return PLATFORM
     logger.warning(
         "vllm_neuron declines: no /dev/neuron* device, and VLLM_NEURON_CPU_MODE is not set. "
