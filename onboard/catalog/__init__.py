@@ -1,7 +1,7 @@
 """Architecture facts of well-known models, bundled: one small JSON file a model, in our own schema.
 
-``fields`` holds values in the modern HF spelling, exactly those that decide the architecture; null means written as
-null. Lists that repeat are stored as ``{"repeat": [...], "length": n}`` or ``{"runs": [[value, count], ...]}``.
+``fields`` holds values under the config's own spelling, exactly those that decide the architecture; null means written
+as null. Lists that repeat are stored as ``{"repeat": [...], "length": n}`` or ``{"runs": [[value, count], ...]}``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Entry:
             together from other descriptions (reconstructed).
         note: what the confidence means here.
         remote_code: the repository has code of its own for this model (never executed).
-        fields: values in modern spelling.
+        fields: values under the config's own spelling.
         missing: keys that the source lacks and that the family's defaults stand in for; may differ from the original.
         towers: other parts, with parameters where they are known.
     """
@@ -60,9 +60,8 @@ def names() -> list[str]:
 
 def find(model: str) -> str | None:
     """The catalog's spelling of a name, whatever its case; None if it is not there."""
-    if _file(model).is_file() and _file(model).name in {p.name for p in DATA.iterdir()}:
-        return model
-    return next((n for n in names() if n.lower() == model.lower()), None)
+    known = names()
+    return model if model in known else next((n for n in known if n.lower() == model.lower()), None)
 
 
 def suggest(model: str) -> list[str]:
@@ -83,7 +82,7 @@ def entry(name: str) -> Entry:
     Raises:
         ConfigError: no such name (with near ones), or a file that does not fit the schema.
     """
-    known = find(name) if "\x00" not in name and ".." not in name else None
+    known = find(name)
     if known is None:
         close = suggest(name)
         hint = f"Did you mean {' or '.join(close)}?" if close else "See `onboard catalog list`."

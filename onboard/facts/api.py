@@ -124,7 +124,7 @@ def from_catalog(name: str) -> ModelFacts:
     """
     entry = catalog.entry(name)
     section = Section(entry.section, entry.fields, entry.model_type, entry.architectures)
-    arch, r = build(section, entry.fields, entry.towers, modern=True)
+    arch, r = build(section, entry.fields, entry.towers)
     notes = [*r.notes, f"catalog: {entry.confidence}; {entry.note}"]
     if entry.remote_code:
         notes.append("the repository has code of its own; it is not executed")

@@ -26,16 +26,13 @@ def family_defaults() -> dict[str, dict[str, Any]]:
     return table
 
 
-def build(
-    section: Section, top: Mapping[str, Any], towers: tuple[Tower, ...], *, modern: bool = False
-) -> tuple[ArchSpec, Reader]:
+def build(section: Section, top: Mapping[str, Any], towers: tuple[Tower, ...]) -> tuple[ArchSpec, Reader]:
     """The architecture, and the reader with the sources, notes and warnings.
 
     Args:
         section: the decoder's part.
         top: the whole config.
         towers: the other parts.
-        modern: the section is in modern spelling (the catalog).
 
     Raises:
         ConfigError: a value that can't be right.
@@ -44,12 +41,12 @@ def build(
     prefix = f"{section.path}." if section.path else ""
     family = FAMILIES.get(section.model_type or "")
     if family is not None:
-        r = Reader(section.text, prefix, family.model_type, family_defaults().get(family.model_type), top, modern)
+        r = Reader(section.text, prefix, family.model_type, family_defaults().get(family.model_type), top)
         spec = (family.build or dense.build)(r, family)
     else:
         class_name = section.architectures[0] if section.architectures else ""
         values, note = unknown.defaults(section.model_type)
-        r = Reader(section.text, prefix, section.model_type or "", _modern(values), top, modern)
+        r = Reader(section.text, prefix, section.model_type or "", _modern(values), top)
         r.default_kind = "assumed" if note is None else "family"
         if note is not None:
             r.notes.append(note)

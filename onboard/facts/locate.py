@@ -118,12 +118,17 @@ def from_hub(model: str, revision: str | None) -> Found:
                           "Check the name; for a private one run `hf auth login`.") from None  # fmt: skip
     except errors.RevisionNotFoundError:
         raise ConfigError("revision", revision, f"a branch, tag or commit of {model}", "Check --revision.") from None
+    except errors.LocalEntryNotFoundError:
+        raise _no_answer(model, "no copy on this machine") from None
     except errors.EntryNotFoundError:
         raise UnsupportedError("model", model, "a repository with a config.json",
                                "It may be an adapter, a tokenizer or a pipeline.") from None  # fmt: skip
     except errors.HFValidationError:
         raise ConfigError("model", model, "a path, or a model id such as org/name", "Check the name.") from None
     except (OSError, httpx.HTTPError) as error:
-        raise ConfigError("model", model, "an answer of the hub",
-                          f"{type(error).__name__}: check the network, or give a folder.") from None  # fmt: skip
+        raise _no_answer(model, type(error).__name__) from None
     return Found("hub", path, rawjson.read(path))
+
+
+def _no_answer(model: str, why: str) -> ConfigError:
+    return ConfigError("model", model, "an answer of the hub", f"{why}: check the network, or give a folder.")

@@ -12,7 +12,9 @@ from onboard.facts.spellings import FAMILY_IGNORED, FAMILY_SPELLINGS, IGNORED, S
 from vllm_neuron.errors import ConfigError
 
 MAX_INT = 2**40
+MAX_NUMBER = 1e30
 _ABSENT = object()
+RANK = {"explicit": 0, "null": 1, "derived": 2, "family": 3, "assumed": 4}
 
 
 class Reader:
@@ -24,8 +26,10 @@ class Reader:
         model_type: decides spellings.
         defaults: the family's defaults, by the modern spelling.
         top: the whole config, for the few settings that models keep outside the section.
-        modern: every key is in its modern spelling (the catalog's fields).
     """
+
+    #: Raw keys that were read, with the values that counted.
+    found: dict[str, Any]
 
     def __init__(
         self,
@@ -34,7 +38,6 @@ class Reader:
         model_type: str = "",
         defaults: Mapping[str, Any] | None = None,
         top: Mapping[str, Any] | None = None,
-        modern: bool = False,
     ) -> None:
         self.text = text
         self.prefix = prefix
@@ -49,16 +52,14 @@ class Reader:
         self._used: set[str] = set()
         self._overrides: dict[int, Mapping[str, Any]] = {}
         self._settled: dict[str, tuple[Any, Source]] = {}
-        self.found: dict[str, Any] = {}
-        self._modern = modern
+        self._first_kind: dict[str, str] = {}
+        self.found = {}
         self._own = FAMILY_SPELLINGS.get(model_type, {})
 
     # Finding
 
     def spellings(self, key: str) -> tuple[str, ...]:
         """The raw keys that may hold ``key``, the preferred one first."""
-        if self._modern:
-            return (key,)
         return self._own.get(key) or SPELLINGS.get(key, (key,))
 
     def has(self, key: str) -> bool:
@@ -88,7 +89,8 @@ class Reader:
                 found.append((spelling, value))
         written = [(s, v) for s, v in found if v is not None]
         if found:
-            self.found[key] = written[0][1] if written else None
+            spelling = (written or found)[0][0]
+            self.found[spelling] = (written or found)[0][1]
         if written:
             spelling, value = written[0]
             for other, different in written[1:]:
@@ -103,13 +105,20 @@ class Reader:
         return value, source
 
     def record(self, at: str | None, source: Source) -> None:
-        """Note where the value of the architecture path ``at`` came from; a kind of layer that differs from the first
-        one gets a path of its own (``attention.window@sliding``)."""
+        """Note where the value of the architecture path ``at`` came from.
+
+        Of several keys that bear on one path, a written one counts most. A kind of layer that differs from the first
+        one gets a path of its own (``attention.window@sliding``).
+        """
         if at is None:
             return
-        first = self.sources.setdefault(at, source)
-        if first != source and self.layer_kind:
-            self.sources[f"{at}@{self.layer_kind}"] = source
+        kind = self._first_kind.setdefault(at, self.layer_kind)
+        path = at if kind in ("", self.layer_kind) else f"{at}@{self.layer_kind}"
+        if path != at and self.sources[at] == source:
+            return
+        before = self.sources.get(path)
+        if before is None or RANK[source.kind] < RANK[before.kind]:
+            self.sources[path] = source
 
     def settle(self, key: str, value: Any, why: str) -> None:
         """From now on ``key`` has ``value``, which follows from ``why`` (other keys)."""
@@ -214,12 +223,12 @@ class Reader:
         return None if value is None else self.number(key, value, minimum)
 
     def number(self, key: str, value: Any, minimum: float = -math.inf) -> float:
-        """``value`` as a finite float.
+        """``value`` as a float of sensible size.
 
         Raises:
             ConfigError: it is none.
         """
-        if type(value) not in (int, float) or not math.isfinite(value) or value < minimum:
+        if type(value) not in (int, float) or not -MAX_NUMBER <= value <= MAX_NUMBER or value < minimum:
             low = "" if minimum == -math.inf else f" of {minimum:g} or more"
             raise self.wrong(key, value, f"a finite number{low}")
         return float(value)

@@ -138,9 +138,9 @@ def _base(r: Reader, block: Mapping[str, Any], where: str, layer_type: str | Non
         source_key = "rope_parameters" if r.has("rope_parameters") else where
         written = r.has("rope_parameters") or r.has("rope_scaling")
         r.record_written(at, where if written else source_key, written)
-        if r.has("rope_theta") and r.find("rope_theta")[0] != theta and layer_type is None:
-            r.warn(f"rope_theta={r.find('rope_theta')[0]!r:.40} contradicts {where}.rope_theta={theta!r:.40}; "
-                   f"{where} wins")  # fmt: skip
+        flat = r.find("rope_theta")[0] if where in ("rope_parameters", "rope_scaling") else None
+        if r.has("rope_theta") and flat not in (None, theta):
+            r.warn(f"rope_theta={flat!r:.40} contradicts {where}.rope_theta={theta!r:.40}; {where} wins")
         return value
     return r.decimal("rope_theta", at, minimum=1.0)
 

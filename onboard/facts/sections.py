@@ -14,9 +14,35 @@ NESTED = ("text_config", "language_config", "llm_config", "thinker_config", "lan
           "llm", "text_model", "language_model", "decoder_config", "text_decoder_config")  # fmt: skip
 TOWERS = {"vision_config": "vision", "visual": "vision", "vit_config": "vision", "vision_tower_config": "vision",
           "audio_config": "audio", "audio_encoder_config": "audio", "speech_config": "audio"}  # fmt: skip
-ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "deberta", "deberta-v2", "albert",
-            "modernbert", "nomic_bert", "mpnet", "vit", "clip", "clip_vision_model", "siglip", "siglip2", "dinov2", "wav2vec2",
-            "hubert", "camembert", "xlm", "ernie", "longformer", "big_bird", "rembert", "esm", "layoutlmv3")  # fmt: skip
+ENCODERS = (
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "distilbert",
+    "electra",
+    "deberta",
+    "deberta-v2",
+    "albert",
+    "modernbert",
+    "nomic_bert",
+    "mpnet",
+    "vit",
+    "clip",
+    "clip_vision_model",
+    "siglip",
+    "siglip2",
+    "dinov2",
+    "wav2vec2",
+    "hubert",
+    "camembert",
+    "xlm",
+    "ernie",
+    "longformer",
+    "big_bird",
+    "rembert",
+    "esm",
+    "layoutlmv3",
+)
 ENCODER_HEADS = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "ForCTC", "ForTokenClassification")
 SIZES = tuple(s for key in ("hidden_size", "num_hidden_layers", "num_attention_heads") for s in SPELLINGS[key])
 

@@ -63,7 +63,8 @@ def head_size(r: Reader, n: int, hidden: int) -> int:
     Raises:
         ConfigError: not given, and the heads do not divide the hidden size.
     """
-    given = r.maybe_integer("head_dim", "attention.head_size_k", maximum=MAX_WIDTH)
+    given = r.maybe_integer("head_dim", maximum=MAX_WIDTH)
+    _, source = r.find("head_dim")
     if given is not None:
         if hidden % n:
             r.notes.append(
@@ -80,9 +81,9 @@ def head_size(r: Reader, n: int, hidden: int) -> int:
         )
     else:
         size = hidden // n
-        if r.sources["attention.head_size_k"].kind != "null":
-            r.sources["attention.head_size_k"] = Source("derived", "hidden_size / num_attention_heads")
-    r.record("attention.head_size_v", r.sources["attention.head_size_k"])
+        source = source if source.kind == "null" else Source("derived", "hidden_size / num_attention_heads")
+    r.record("attention.head_size_k", source)
+    r.record("attention.head_size_v", source)
     return size
 
 
@@ -172,7 +173,7 @@ def head(r: Reader, family: Family) -> Head:
     if family.logit_scale is not None:
         key = family.logit_scale[1:]
         value = r.maybe_decimal(key, "head.multiplier")
-        if value == 0:
+        if value is not None and abs(value) < 1e-30:
             raise r.wrong(key, value, "a number other than 0")
         multiplier = 1.0 if value is None else (1.0 / value if family.logit_scale[0] == "/" else value)
     else:

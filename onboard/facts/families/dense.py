@@ -10,6 +10,8 @@ from onboard.facts.families import common, moe, rotating, windows
 from onboard.facts.families.family import Family
 from onboard.facts.reader import Reader
 
+CLIPPED = ("dbrx", "olmoe", "mpt")
+
 
 def build(r: Reader, family: Family) -> ArchSpec:
     """The architecture of a decoder whose layers are attention and an MLP or experts."""
@@ -89,7 +91,7 @@ def attention(r: Reader, family: Family, hidden: int, layer_type: str, turned: b
         qk_norm=qk_norm(r, family),
         window=r.integer("sliding_window", "attention.window") if sliding else None,
         softcap=softcap(r, family),
-        clip_qkv=r.maybe_decimal("clip_qkv", "attention.clip_qkv", minimum=0.0) or None,
+        clip_qkv=clip(r, family),
     )
 
 
@@ -98,6 +100,13 @@ def softcap(r: Reader, family: Family) -> float | None:
     if not family.softcaps:
         return None
     return r.maybe_decimal("attn_logit_softcapping", "attention.softcap", minimum=0.0) or None
+
+
+def clip(r: Reader, family: Family) -> float | None:
+    """The clamp on queries, keys and values, where the family honours one."""
+    if family.model_type not in CLIPPED and r.default_kind != "assumed":
+        return None
+    return r.maybe_decimal("clip_qkv", "attention.clip_qkv", minimum=0.0) or None
 
 
 def scale(r: Reader, family: Family, size: int) -> float:

@@ -28,7 +28,7 @@ def build(r: Reader, family: Family) -> ArchSpec:
     first = n - shared
     sources = [_source(types, i, first) for i in range(n)]
     overrides = r.layer_overrides(n)
-    wide = r.flag("use_double_wide_mlp", "mlp.size")
+    wide = r.flag("use_double_wide_mlp")
 
     def make(signature: tuple[str, int | None, int | None]) -> Layer:
         layer_type, source, override = signature

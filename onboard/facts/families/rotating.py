@@ -9,13 +9,15 @@ from onboard.facts.families.windows import SLIDING
 from onboard.facts.reader import Reader
 
 NOPE_ON_FULL = ("cohere2", "exaone4")
+NOPE_BY_LIST = ("smollm3", "llama4_text")
 
 
 def layers_with_rope(r: Reader, family: Family, types: list[str]) -> list[bool]:
     """Per layer, whether rope is used.
 
-    The list ``no_rope_layers`` holds 1 where rope IS used; empty or absent, every ``no_rope_layer_interval``-th layer
-    goes without. Cohere 2 and EXAONE 4 go without on full layers as soon as there are sliding ones.
+    In Llama 4 and SmolLM 3, the list ``no_rope_layers`` holds 1 where rope IS used; empty or absent, every
+    ``no_rope_layer_interval``-th layer goes without. Cohere 2 and EXAONE 4 go without on full layers as soon as there
+    are sliding ones.
     """
     n = len(types)
     if family.positions != "rotary":
@@ -23,6 +25,9 @@ def layers_with_rope(r: Reader, family: Family, types: list[str]) -> list[bool]:
     if family.model_type in NOPE_ON_FULL and SLIDING in types:
         r.known("attention.positions.kind")
         return [t == SLIDING for t in types]
+    if family.model_type not in NOPE_BY_LIST and r.default_kind != "assumed":
+        r.known("attention.positions.kind")
+        return [True] * n
     given = r.maybe_list("no_rope_layers", int, "attention.positions.kind")
     interval = r.maybe_integer("no_rope_layer_interval", "attention.positions.kind")
     if given:
