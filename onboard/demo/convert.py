@@ -106,6 +106,8 @@ def _fill(stage: Path, source: Source, progress: Progress) -> None:
 
 def _read(gguf: Path, source: Source) -> tuple[Any, Any]:
     try:
+        import accelerate  # noqa: F401 - transformers' GGUF reader needs it, and gguf, without saying so first
+        import gguf as _  # noqa: F401
         import torch
         import transformers
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -113,7 +115,7 @@ def _read(gguf: Path, source: Source) -> tuple[Any, Any]:
         raise ConfigError(
             "python packages",
             str(error),
-            "torch and transformers with GGUF support, and gguf",
+            "torch, transformers, accelerate and gguf",
             "Run: pip install 'neuron-onboard[cpu,demo]'",
         ) from error
     transformers.utils.logging.disable_progress_bar()
