@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_FILE = re.compile(r"[^/\\\0]+\.safetensors")
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
 # Last parts of tensor names that only quantised checkpoints have -> the method.
@@ -65,8 +66,8 @@ def read_index(folder: Path) -> dict[str, str] | None:
     if not isinstance(listed, dict) or not listed:
         raise CheckpointError(f"{INDEX}: weight_map", listed, "an object: tensor name -> file name")
     for tensor, name in listed.items():
-        if not isinstance(name, str) or Path(name).name != name or "\\" in name:
-            raise CheckpointError(f"{INDEX}: {tensor}", name, "a plain file name inside the folder")
+        if not isinstance(name, str) or _FILE.fullmatch(name) is None:
+            raise CheckpointError(f"{INDEX}: {tensor}", name, "a safetensors file's plain name, inside the folder")
     return listed
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from vllm_neuron.errors import CheckpointError
@@ -23,9 +22,11 @@ class Plain(str):
 
 
 def grouped(names: Iterable[str]) -> list[str]:
-    """Names that differ in numbers only as one line: ``layers.*.attn.qkv.bias (28 names)``."""
-    counts = Counter(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in names)
-    return [f"{name} ({count} names)" if "*" in name else name for name, count in counts.items()]
+    """Names that differ in numbers only as one line: ``layers.*.attn.qkv.bias (28 names)``; a lone one in full."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(re.sub(r"(?<=\.)\d+(?=\.|\s|$)", "*", name), []).append(name)
+    return [f"{group} ({len(of)} names)" if len(of) > 1 else of[0] for group, of in groups.items()]
 
 
 def check(plan: Plan, flags: Mapping[str, bool], table: Table) -> None:
