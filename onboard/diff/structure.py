@@ -7,6 +7,7 @@ config that it refuses) becomes the text of its tree; it never stops the diff.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -66,9 +67,15 @@ def _finish(child: subprocess.Popen[str] | str, model: ModelFacts, timeout: floa
         child.communicate()
         return {"error": f"{model.name}: transformers took longer than {timeout:g} s"}
     if child.returncode:
-        lines = [line.strip() for line in err.splitlines() if line.strip()]
-        return {"error": f"transformers could not build it: {lines[-1] if lines else f'exit code {child.returncode}'}"}
+        return {"error": f"transformers could not build it: {reason(err) or f'exit code {child.returncode}'}"}
     return checked(out)
+
+
+def reason(err: str) -> str:
+    """The exception's own line of a traceback, else the last line."""
+    lines = [line.strip() for line in err.splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt): ", line)]
+    return (raised or lines or [""])[-1]
 
 
 def checked(out: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from rich.text import Text
 from onboard.diff.rows import ITEMS, Diff, Row
 from onboard.diff.show import text
 from onboard.report import numbers
+from onboard.report.structure import lines
 from onboard.report.terminal import can_show, facts, field_name, grid, layers, origin, plain
 
 
@@ -37,6 +38,8 @@ def show(diff: Diff, console: Console) -> None:
     for side in sides:
         for note in side.notes:
             console.print(plain(f"{side.name}: {note}", "dim"))
+        for line in lines(side):
+            console.print(plain(line, "dim"))
 
 
 def _row(row: Row, diff: Diff, console: Console) -> None:

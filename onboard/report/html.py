@@ -8,14 +8,15 @@ from html import escape
 from onboard.diff.rows import Side
 from onboard.report import layer_map
 from onboard.report.html_style import CSS
+from onboard.report.plain import printable
 
 COLOURS = 8
 WIDTH = 1000.0
 
 
 def visible(value: str) -> str:
-    """``value`` escaped, with control and bidirectional characters spelled out, so that they can't hide text."""
-    return escape("".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in value))
+    """``value`` as literal text of an element or an attribute."""
+    return escape(printable(value))
 
 
 def page(title: str, body: Iterable[str]) -> str:

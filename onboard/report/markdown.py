@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from onboard.report.plain import printable
+
 SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\|`*_[]#~!"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
 
 def escape(value: str) -> str:
-    """``value`` as literal text of one table cell."""
-    return " ".join(value.split()).translate(SPECIAL)
+    """``value`` as literal text of one table cell; control characters are spelled out."""
+    return printable(" ".join(value.split())).translate(SPECIAL)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from onboard.diff.rows import Side
 from onboard.report.html import visible
 from onboard.report.markdown import escape
+from onboard.report.plain import printable
 
 
 def lines(side: Side) -> list[str]:
@@ -32,5 +33,5 @@ def markdown_trees(sides: Sequence[Side]) -> list[str]:
     out = []
     for side in sides:
         if tree := lines(side):
-            out += [f"## modules of {escape(side.name)}", "\n".join(f"    {line}" for line in tree)]
+            out += [f"## modules of {escape(side.name)}", "\n".join(f"    {printable(line)}" for line in tree)]
     return out

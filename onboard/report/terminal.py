@@ -13,6 +13,7 @@ from rich.text import Text
 
 from onboard.diff.rows import Side
 from onboard.report import layer_map
+from onboard.report.plain import printable
 
 MAP_LIMIT = 240
 FIELD = 21
@@ -32,11 +33,6 @@ def can_show(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def printable(text: str) -> str:
-    """``text`` without control characters, which a terminal would obey."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def plain(text: str, style: str = "") -> Text:

@@ -1,0 +1,8 @@
+"""Text that can't act on what shows it."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """``text`` with control, bidirectional and surrogate characters spelled out, so that they can't hide or move text."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
