@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from vllm_neuron.errors import CheckpointError, ConfigError
+from vllm_neuron.errors import CheckpointError, ConfigError, NeuronError
 from vllm_neuron.model.loading.checkpoint import Checkpoint
 from vllm_neuron.model.loading.leftovers import Plain, check
 from vllm_neuron.model.loading.plan import Plan, Source, make_plan
@@ -166,15 +166,15 @@ def _try_shapes(
     """Run every loader on shapes alone, and report all that do not fit at once."""
     wrong = []
     for name, source in plan.sources.items():
+        for key in source.keys:
+            checkpoint.dtype(key)
+        shapes = [ShapeSlice(checkpoint.tensors[key].shape, dtype) for key in source.keys]
         try:
-            shapes = [ShapeSlice(checkpoint.tensors[key].shape, dtype) for key in source.keys]
-            for key in source.keys:
-                checkpoint.dtype(key)
             slices = [_part(s, source, key) for s, key in zip(shapes, source.keys, strict=True)]
             found = get_weight_loader(parameters[name]).load(slices, rank)
             if found.shape != parameters[name].shape:
                 wrong.append(f"{_keys(source)} gives {list(found.shape)}, {name} is {list(parameters[name].shape)}")
-        except CheckpointError as error:
+        except NeuronError as error:
             wrong.append(f"{_keys(source)} for {name}: {error}")
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             wrong.append(f"{_keys(source)} for {name}: {type(error).__name__}: {error}")

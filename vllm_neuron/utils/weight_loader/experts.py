@@ -121,7 +121,7 @@ def expert_parallel_weight_loader(
 ) -> SafetensorsWeightLoader:
     """A rank's experts from either form of checkpoint: per-expert tensors (interleaved), or stacked ones.
 
-    Fewer tensors than experts are taken for stacked ones, with experts along dimension 0.
+    Fewer tensors than experts, with all the experts along dimension 0, are taken for stacked ones.
 
     Args:
         local_expert_indices: this rank's experts.
@@ -141,7 +141,9 @@ def expert_parallel_weight_loader(
     )
 
     def transform(slices: Sequence[LazySlice], rank: int) -> Tensor:
-        return (stacked if len(slices) < total_num_experts else apart).load(slices, rank)
+        few = 0 < len(slices) < total_num_experts
+        is_stacked = few and all(s.get_shape()[:1] == [total_num_experts] for s in slices)
+        return (stacked if is_stacked else apart).load(slices, rank)
 
     return SafetensorsWeightLoader(transform)
 
