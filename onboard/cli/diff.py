@@ -56,20 +56,6 @@ def diff(
 
     found = compare((a, revision, architecture), (b, revision_b, architecture_b) if b else None, spelling, structure)
 
-    from onboard.report import diff_html, diff_markdown
-
-    def text(console: object) -> None:
-        from onboard.report.diff_text import show
-
-        show(found, console)  # type: ignore[arg-type]
-
-    emit(
-        format,
-        output,
-        document=found.to_json,
-        text=text,
-        markdown=lambda: diff_markdown.render(found),
-        html=lambda: diff_html.render(found),
-    )
+    emit(format, output, "onboard.report.diff", found)
     if exit_code and found.differs:
         raise typer.Exit(Exit.FINDINGS)

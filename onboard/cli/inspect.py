@@ -39,14 +39,5 @@ def inspect(
     if model is None:
         raise typer.BadParameter("a model is needed, e.g. onboard inspect google/gemma-3-27b-it", param_hint="MODEL")
     from onboard.diff.session import look
-    from onboard.report import inspect_views
 
-    found = look((model, revision, architecture), structure)
-    emit(
-        format,
-        output,
-        document=found.to_json,
-        text=lambda console: inspect_views.show(found, console),
-        markdown=lambda: inspect_views.markdown(found),
-        html=lambda: inspect_views.html(found),
-    )
+    emit(format, output, "onboard.report.inspect", look((model, revision, architecture), structure))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from enum import StrEnum
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 class View(StrEnum):
@@ -48,26 +45,36 @@ def schema(name: str) -> str:
     return (Path(onboard.report.__file__).parent / f"{name}.schema.json").read_text(encoding="utf-8")
 
 
-def emit(
-    view: View,
-    output: Path | None,
-    *,
-    document: Callable[[], Any],
-    text: Callable[[Console], None],
-    markdown: Callable[[], str],
-    html: Callable[[], str],
-) -> None:
-    """Render one view and put it where it was asked for; the other views are not made."""
+class Document(Protocol):
+    """What has a published JSON shape."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        ...
+
+
+def emit(view: View, output: Path | None, views: str, found: Document) -> None:
+    """Render one view of ``found`` and put it where it was asked for.
+
+    Args:
+        view: which one.
+        output: a file, or None for stdout.
+        views: prefix of the modules that hold the views: ``{views}_text.show(found, console)``,
+            ``{views}_markdown.render(found)`` and ``{views}_html.render(found)``; only the needed one is loaded.
+        found: what is shown.
+    """
     from onboard.report.write import put
 
-    if view is View.TEXT:
-        from onboard.report.terminal import console
+    if view is View.JSON:
+        put(json.dumps(found.to_json(), indent=2, allow_nan=False), output)
+        return
+    module = import_module(f"{views}_{view.value}")
+    if view is not View.TEXT:
+        put(module.render(found), output)
+        return
+    from onboard.report.terminal import console
 
-        made = console(to_file=output is not None)
-        text(made)
-        if isinstance(made.file, StringIO):
-            put(made.file.getvalue(), output)
-    elif view is View.JSON:
-        put(json.dumps(document(), indent=2, allow_nan=False), output)
-    else:
-        put(markdown() if view is View.MARKDOWN else html(), output)
+    made = console(to_file=output is not None)
+    module.show(found, made)
+    if isinstance(made.file, StringIO):
+        put(made.file.getvalue(), output)

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """``text`` with control, bidirectional and surrogate characters spelled out, so that they can't hide or move text."""
+    """``text`` with control, bidirectional and surrogate characters spelled out: they could hide or move other text."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

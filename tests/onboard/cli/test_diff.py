@@ -104,8 +104,8 @@ def test_schemas_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [["diff"], ["inspect"], ["diff", LLAMA, "--revision-b", "x"], ["diff", LLAMA, "--format", "pdf"], ["inspect", "--no"],
-     ["diff", LLAMA, GEMMA4, LLAMA]],
+    [["diff"], ["inspect"], ["diff", LLAMA, "--revision-b", "x"], ["diff", LLAMA, "--format", "pdf"],
+     ["inspect", "--no"], ["diff", LLAMA, GEMMA4, LLAMA]],
 )  # fmt: skip
 def test_usage_errors(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(args) == 2

@@ -14,7 +14,7 @@ from onboard import catalog
 from onboard.diff import Diff, diff
 from onboard.diff.inspect import inspect
 from onboard.facts.api import ModelFacts, load
-from onboard.report import diff_html, diff_markdown, inspect_views
+from onboard.report import diff_html, diff_markdown, inspect_html
 from onboard.report.diff_text import show
 from onboard.report.terminal import console
 from tests.support.specs import facts, gemma4, llama
@@ -56,7 +56,7 @@ def pair() -> tuple[ModelFacts, ModelFacts]:
 
 
 def test_html_escapes_everything() -> None:
-    for text in (diff_html.render(hostile()), inspect_views.html(inspect(facts(llama(), HOSTILE, notes=(HOSTILE,))))):
+    for text in (diff_html.render(hostile()), inspect_html.render(inspect(facts(llama(), HOSTILE, notes=(HOSTILE,))))):
         page = Tags(text)
         assert not {"script", "img", "iframe", "link", "object", "a", "b onerror"} & set(page.tags)
         assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]
