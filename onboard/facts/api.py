@@ -10,6 +10,7 @@ from onboard import catalog
 from onboard.arch.spec import ArchSpec
 from onboard.facts import locate, sections, towers
 from onboard.facts.build import build
+from onboard.facts.families.table import FAMILIES
 from onboard.facts.reader import Reader
 from onboard.facts.sections import Section
 from onboard.facts.source import Source
@@ -30,7 +31,7 @@ class ModelFacts:
         model_type: of the language model's section.
         architectures: class names, as written.
         section: dotted path of the section that holds the decoder ("" for the top).
-        raw: the config as read (for a catalog model: our own field names).
+        raw: the config as read (for a catalog model: the fields of its entry).
         text: the decoder's section of ``raw``.
         arch: the architecture.
         sources: path in the architecture -> where the value came from. A path names a field within a layer without
@@ -58,6 +59,11 @@ class ModelFacts:
     unknown_keys: tuple[str, ...] = ()
     confidence: str | None = None
     missing: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> bool:
+        """Whether the family is known, so that counts are exact; else they rest on the assumptions in ``warnings``."""
+        return self.model_type in FAMILIES
 
 
 def load(model: str, revision: str | None = None, architecture: str | None = None) -> ModelFacts:

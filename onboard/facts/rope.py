@@ -135,9 +135,7 @@ def _base(r: Reader, block: Mapping[str, Any], where: str, layer_type: str | Non
     theta = block.get("rope_theta")
     if theta is not None:
         value = r.number("rope_parameters", theta, 1.0)
-        source_key = "rope_parameters" if r.has("rope_parameters") else where
-        written = r.has("rope_parameters") or r.has("rope_scaling")
-        r.record_written(at, where if written else source_key, written)
+        r.record_written(at, where, r.has(where.split(".", 1)[0]))
         flat = r.find("rope_theta")[0] if where in ("rope_parameters", "rope_scaling") else None
         if r.has("rope_theta") and flat not in (None, theta):
             r.warn(f"rope_theta={flat!r:.40} contradicts {where}.rope_theta={theta!r:.40}; {where} wins")

@@ -74,6 +74,16 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "dtype": ("dtype", "torch_dtype"),
 }
 
+MAMBA_MIX: dict[str, tuple[str, ...]] = {
+    "mamba_num_heads": ("mamba_n_heads",),
+    "mamba_head_dim": ("mamba_d_head",),
+    "ssm_state_size": ("mamba_d_state",),
+    "n_groups": ("mamba_n_groups",),
+    "conv_kernel": ("mamba_d_conv",),
+    "use_conv_bias": ("mamba_conv_bias",),
+    "use_bias": ("mamba_proj_bias",),
+}
+
 FAMILY_SPELLINGS: dict[str, dict[str, tuple[str, ...]]] = {
     "nemotron_h": {
         "norm_eps": ("layer_norm_epsilon", "norm_eps", "rms_norm_eps"),
@@ -88,6 +98,10 @@ FAMILY_SPELLINGS: dict[str, dict[str, tuple[str, ...]]] = {
     "lfm2": {"intermediate_size": ("block_ff_dim", "intermediate_size"), "norm_eps": ("norm_eps", "block_norm_eps")},
     "deepseek_v4": {"intermediate_size": ("moe_intermediate_size",)},
     "mpt": {"hidden_act": ("hidden_act",)},
+    "granitemoehybrid": {**MAMBA_MIX, "layer_types": ("layer_types", "layers_block_type")},
+    "bamba": MAMBA_MIX,
+    "lfm2_moe": {"norm_eps": ("norm_eps", "block_norm_eps")},
+    "opt": {"norm_eps": ("layer_norm_eps",)},
     "gptj": {"intermediate_size": ("n_inner",)},
     "falcon": {"num_key_value_heads": ("num_kv_heads", "n_head_kv", "num_key_value_heads")},
 }
@@ -107,6 +121,7 @@ FAMILY_IGNORED: dict[str, frozenset[str]] = {
     "phi3": frozenset({"original_max_position_embeddings"}),
     "deepseek_v4": frozenset({"compress_rope_theta"}),
     "glm_moe_dsa": frozenset({"first_k_dense_replace", "layer_types"}),
+    "deepseek_v32": frozenset({"first_k_dense_replace", "layer_types"}),
     "qwen2_moe": frozenset({"intermediate_size"}),
     "gpt2": frozenset({"output_past"}),
 }  # fmt: skip

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from onboard.arch.blocks import Layer, MoE
 from onboard.arch.spec import ArchSpec
-from onboard.facts.families import common, dense, moe, windows
+from onboard.facts.families import common, dense, mla, moe, windows
 from onboard.facts.families.family import Family
 from onboard.facts.reader import Reader
 
@@ -149,6 +150,39 @@ def build_phi3(r: Reader, family: Family) -> ArchSpec:
         raise r.wrong("lm_head_bias", True, "false: the reference has no such bias")
     r.use("full_attn_mod", "interpolate_factor")
     return dense.build(r, family)
+
+
+def build_minicpm(r: Reader, family: Family) -> ArchSpec:
+    """MiniCPM: three multipliers under its own names; generation 3 has latent attention."""
+    hidden, n = common.hidden_size(r), common.layer_count(r)
+    depth = r.maybe_decimal("scale_depth", minimum=0.0)
+    scale = 1.0 if depth is None else depth / math.sqrt(n)
+    r.settle("residual_multiplier", scale, "scale_depth / sqrt(num_hidden_layers)")
+    base = r.maybe_integer("dim_model_base")
+    r.settle("logits_scaling", 1.0 if base is None else hidden / base, "hidden_size / dim_model_base")
+    if family.model_type == "minicpm":
+        return dense.build(r, family)
+    heads = r.integer("num_attention_heads")
+    if r.maybe_integer("v_head_dim") is None:
+        if hidden % heads:
+            raise r.wrong("v_head_dim", None, f"a value, since {heads} heads do not divide hidden_size {hidden}")
+        r.settle("v_head_dim", hidden // heads, "hidden_size / num_attention_heads")
+    return mla.build(r, family)
+
+
+def build_opt(r: Reader, family: Family) -> ArchSpec:
+    """OPT: learned positions after two reserved rows, and a narrower token table in one size."""
+    if not r.flag("do_layer_norm_before", "norms.places", default=True):
+        family = dataclasses.replace(family, places="post")
+    if r.flag("_remove_final_layer_norm") or not r.flag("layer_norm_elementwise_affine", default=True):
+        raise r.wrong("layer_norm_elementwise_affine", False, "true: the early OPT variants are not known here")
+    spec = dense.build(r, family)
+    if family.places == "post":
+        spec = dataclasses.replace(spec, final_norm=None)
+    width = r.maybe_integer("word_embed_proj_dim", "embedding.size", maximum=common.MAX_WIDTH) or spec.hidden
+    if width == spec.hidden:
+        return spec
+    return dataclasses.replace(spec, embedding=dataclasses.replace(spec.embedding, size=width, project=True))
 
 
 BAICHUAN2_VOCAB = 125_696

@@ -100,7 +100,7 @@ def norm(r: Reader, family: Family, at: str = "norms") -> Norm:
     eps = r.maybe_decimal("norm_eps", f"{at}.eps", minimum=0.0)
     r.known(f"{at}.kind", f"{at}.plus_one", f"{at}.bias")
     if family.norm == "layernorm":
-        return Norm("layernorm", eps, plus_one=family.plus_one, bias=family.norm_bias)
+        return Norm("layernorm", eps, plus_one=family.plus_one, bias=family.norm_bias, weight=family.norm_weight)
     return Norm("rms", eps, plus_one=family.plus_one)
 
 
@@ -180,6 +180,14 @@ def head(r: Reader, family: Family) -> Head:
         r.known("head.multiplier")
     cap = r.maybe_decimal("final_logit_softcapping", "head.softcap", minimum=0.0) if family.softcaps else None
     return Head(tied(r), decide(r, family.head_bias, "head.bias"), multiplier, cap or None)
+
+
+def residual_scale(r: Reader, family: Family) -> float:
+    """What multiplies each addition to the residual."""
+    if family.residual is None:
+        return 1.0
+    value = r.maybe_decimal(family.residual, "residual_scale")
+    return 1.0 if value is None else value
 
 
 def dtype(r: Reader) -> str | None:

@@ -10,7 +10,7 @@ from onboard.facts.families import common, moe, rotating, windows
 from onboard.facts.families.family import Family
 from onboard.facts.reader import Reader
 
-CLIPPED = ("dbrx", "olmoe", "mpt")
+CLIPPED = ("dbrx", "olmo", "olmoe", "mpt")
 
 
 def build(r: Reader, family: Family) -> ArchSpec:
@@ -53,7 +53,7 @@ def layer(r: Reader, family: Family, hidden: int, layer_type: str, turned: bool,
         norms=norms(r, family),
         parallel=family.places.startswith("parallel"),
         shared_norm=family.places == "parallel",
-        residual_scale=(r.maybe_decimal(family.residual, "residual_scale") or 1.0) if family.residual else 1.0,
+        residual_scale=common.residual_scale(r, family),
     )
 
 

@@ -17,7 +17,8 @@ class Family:
         model_type: as in a config.
         class_name: the causal LM class.
         build: makes the architecture; None: the dense builder with the traits below.
-        norm: ``rms`` or ``layernorm``; ``norm_bias``: for a layernorm; ``plus_one``: weights are 1 + w.
+        norm: ``rms`` or ``layernorm``; ``norm_bias``: for a layernorm; ``norm_weight``: false
+            for one without parameters; ``plus_one``: weights are 1 + w.
         places: ``pre``, ``post``, ``sandwich``, ``parallel`` (one shared norm) or ``parallel2`` (two norms).
         q_bias, k_bias, v_bias, o_bias, mlp_bias: true, false or ``"?key"``.
         qk_norm: None, ``head``, ``full``, ``each_head``; ``qk_norm_if``: key of the switch; ``qk_place``.
@@ -41,6 +42,7 @@ class Family:
     build: Callable[[Reader, Family], ArchSpec] | None = None
     norm: str = "rms"
     norm_bias: bool = True
+    norm_weight: bool = True
     plus_one: bool = False
     places: str = "pre"
     q_bias: bool | str = False

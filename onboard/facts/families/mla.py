@@ -32,6 +32,7 @@ def build(r: Reader, family: Family) -> ArchSpec:
                 mlp=None if experts else moe.mlp(r, family),
                 moe=moe.moe(r, family, moe.STYLES[family.moe]) if experts and family.moe else None,
                 norms=dense.norms(r, family),
+                residual_scale=common.residual_scale(r, family),
             )
 
     kinds, index = common.distinct(list(zip(sparse, indexers, strict=True)), make)
@@ -96,6 +97,9 @@ def indexer_types(r: Reader, family: Family, n: int) -> list[str | None]:
     if family.model_type not in ("glm_moe_dsa", "deepseek_v32"):
         return [None] * n
     at = "attention.indexer.shared"
+    if family.model_type == "deepseek_v32":
+        r.known(at)
+        return ["full"] * n
     types = r.maybe_list("indexer_types", str, at)
     pattern = r.find("index_topk_pattern", None if types else at)[0]
     freq = r.maybe_integer("index_topk_freq", minimum=0) or 1

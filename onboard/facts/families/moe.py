@@ -38,6 +38,8 @@ STYLES = {
     "deepseek_v3": Style(score="sigmoid", normalize="?norm_topk_prob", correction=True, scaled=True, grouped=True,
                          shared="count"),
     "minimax_m2": Style(size="intermediate_size", score="sigmoid", correction=True),
+    "lfm2": Style(score="sigmoid", normalize="?norm_topk_prob", correction="?use_expert_bias", scaled=True),
+    "granite_shared": Style(size="intermediate_size", order="topk_first", shared="shared_intermediate_size"),
     "granite": Style(size="intermediate_size", order="topk_first"),
     "olmoe": Style(size="intermediate_size", normalize="?norm_topk_prob"),
 }  # fmt: skip

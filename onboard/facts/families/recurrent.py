@@ -41,6 +41,16 @@ def build_lfm2(r: Reader, family: Family) -> ArchSpec:
     return dataclasses.replace(spec, kinds=kinds)
 
 
+def build_lfm2_moe(r: Reader, family: Family) -> ArchSpec:
+    """LFM2 with experts after the first ``num_dense_layers`` layers."""
+    hidden, n = common.hidden_size(r), common.layer_count(r)
+    types = windows.explicit_types(r, n)
+    if types is None:
+        raise r.wrong("layer_types", None, f"conv or full_attention for each of the {n} layers")
+    first = r.maybe_integer("num_dense_layers", "layers.moe", minimum=0) or 0
+    return _hybrid(r, family, hidden, [(t, i >= first) for i, t in enumerate(types)], "conv", short_conv, gate=False)
+
+
 def _lfm2_width(r: Reader) -> int:
     """The MLP's width: two thirds of what is written, times a factor, up to a multiple, unless that is switched off."""
     size = r.integer("intermediate_size", "mlp.size", maximum=common.MAX_WIDTH)

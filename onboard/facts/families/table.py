@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onboard.facts.families import classic, deepseek_v4, gemma4, llama4, mla, pure_state, recurrent
+from onboard.facts.families import classic, deepseek_v4, gemma4, llama4, mamba_mix, mla, pure_state, recurrent
 from onboard.facts.families.family import Family
 
 BIAS, QKV = "?attention_bias", dict(q_bias=True, k_bias=True, v_bias=True)
@@ -62,6 +62,20 @@ FAMILIES: dict[str, Family] = {
         _f("olmoe", "OlmoeForCausalLM", qk_norm="full", moe="olmoe", **ALL_BIAS),
         _f("granite", "GraniteForCausalLM", mlp_bias="?mlp_bias", **ALL_BIAS, **GRANITE),
         _f("granitemoe", "GraniteMoeForCausalLM", moe="granite", **ALL_BIAS, **GRANITE),
+        _f("granitemoeshared", "GraniteMoeSharedForCausalLM", moe="granite_shared", **ALL_BIAS, **GRANITE),
+        _f("granitemoehybrid", "GraniteMoeHybridForCausalLM", build=mamba_mix.build_granite, moe="granite", **ALL_BIAS,
+           **GRANITE),
+        _f("bamba", "BambaForCausalLM", build=mamba_mix.build_bamba, mlp_bias="?mlp_bias", **ALL_BIAS),
+        _f("lfm2_moe", "Lfm2MoeForCausalLM", build=recurrent.build_lfm2_moe, qk_norm="head", moe="lfm2"),
+        _f("deepseek_v32", "DeepseekV32ForCausalLM", build=mla.build, interleaved=True, moe="deepseek_v3"),
+        _f("olmo", "OlmoForCausalLM", norm="layernorm", norm_bias=False, norm_weight=False, **ALL_BIAS),
+        _f("opt", "OPTForCausalLM", build=classic.build_opt, norm="layernorm", gated=False, positions="learned",
+           learned_offset=2, q_bias="?enable_bias", k_bias="?enable_bias", v_bias="?enable_bias",
+           o_bias="?enable_bias", mlp_bias="?enable_bias"),
+        _f("minicpm", "MiniCPMForCausalLM", build=classic.build_minicpm, embed_scale="?scale_emb",
+           residual="residual_multiplier", logit_scale="/logits_scaling"),
+        _f("minicpm3", "MiniCPM3ForCausalLM", build=classic.build_minicpm, embed_scale="?scale_emb",
+           residual="residual_multiplier", logit_scale="/logits_scaling"),
         _f("smollm3", "SmolLM3ForCausalLM", window="switch", mlp_bias="?mlp_bias", **ALL_BIAS),
         _f("exaone", "ExaoneForCausalLM"),
         _f("exaone4", "Exaone4ForCausalLM", places="post", qk_norm="head", window="pattern"),
@@ -120,7 +134,6 @@ SAME_AS = {
     "qwen2_5_vl": "qwen2_5_vl_text",
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
-    "gemma4_unified_text": "gemma4_text",
     "llama4": "llama4_text",
     "deepseek_vl_v2": "deepseek_v2",
     "qwen3_5": "qwen3_5_text",

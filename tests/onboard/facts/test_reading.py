@@ -225,12 +225,14 @@ def test_baichuan_positions_and_head() -> None:
 
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
-def test_every_family_reads_or_names_what_it_needs(model_type: str) -> None:
-    needed = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8,
+def test_every_family_reads(model_type: str) -> None:
+    needed: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8,
               "vocab_size": 500, "intermediate_size": 512, "head_dim": 32, "num_experts_per_tok": 2,
               "hybrid_override_pattern": "M*-E", "num_heads": 8, "expand": 1}  # fmt: skip
     if model_type == "deepseek_v4":
         needed["num_key_value_heads"] = 1
+    if model_type == "lfm2_moe":
+        needed["layer_types"] = ["conv", "conv", "full_attention", "conv"]
     facts = read({"model_type": model_type, **needed})
     assert facts.arch.layers == 4
     assert facts.architectures == (FAMILIES[model_type].class_name,)
