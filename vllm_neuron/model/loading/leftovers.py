@@ -81,17 +81,24 @@ def _hint(plan: Plan, flags: Mapping[str, bool], table: Table) -> str:
 
 
 def _common_shift(plan: Plan) -> str | None:
-    """One line when all missing keys are in the file behind (or without) one prefix."""
+    """One line when all missing keys are in the file under one other prefix."""
     wanted = {key for keys in plan.unfilled.values() for key in keys}
     unused = set(plan.unused)
     if not wanted:
         return None
-    first = min(wanted)
-    for key in sorted(unused):
-        prefix = key.removesuffix(first)
-        if prefix != key and all(prefix + name in unused for name in wanted):
-            return f"All {len(wanted)} names differ by the prefix {prefix!r}: the file has it, the table does not."
-        prefix = first.removesuffix(key)
-        if prefix != first and all(name.startswith(prefix) and name.removeprefix(prefix) in unused for name in wanted):
-            return f"All {len(wanted)} names differ by the prefix {prefix!r}: the table has it, the file does not."
+    first = max(wanted, key=lambda name: (name.count("."), name))
+    for key in unused:
+        ours, theirs = _prefixes(first, key)
+        if all(name.startswith(ours) and theirs + name.removeprefix(ours) in unused for name in wanted):
+            where = f"{theirs!r} in the file, {ours!r} in the table"
+            return f"All {len(wanted)} names differ by their prefix: {where}."
     return None
+
+
+def _prefixes(one: str, other: str) -> tuple[str, str]:
+    """What is left of two names without their common trailing parts."""
+    ours, theirs = one.split("."), other.split(".")
+    while ours and theirs and ours[-1] == theirs[-1]:
+        ours.pop()
+        theirs.pop()
+    return "".join(part + "." for part in ours), "".join(part + "." for part in theirs)

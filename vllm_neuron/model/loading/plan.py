@@ -79,8 +79,8 @@ def make_plan(table: Table, parameters: Collection[str], keys: Collection[str], 
         if tie.when not in flags:
             raise ConfigError("Tie: when", tie.when, "a flag of the model", nearest(tie.when, flags))
     plan = _resolve(table, parameters, {key: key for key in keys}, flags)
-    for found, wanted in PREFIXES if plan.unfilled else ():
-        names = _shifted(keys, found, wanted)
+    for found, wanted in PREFIXES:
+        names = _shifted(keys, found, wanted) if plan.unfilled else None
         if names is None:
             continue
         shifted = _resolve(table, parameters, names, flags)

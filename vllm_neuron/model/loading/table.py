@@ -28,7 +28,7 @@ def expand(name: str) -> tuple[str, ...]:
 
 
 @cache
-def _regex(pattern: str) -> re.Pattern[str]:
+def _regex(pattern: str, anywhere: bool = False) -> re.Pattern[str]:
     seen: set[str] = set()
 
     def placeholder(found: re.Match[str]) -> str:
@@ -37,8 +37,8 @@ def _regex(pattern: str) -> re.Pattern[str]:
         seen.add(name)
         return f"(?P={name})" if again else rf"(?P<{name}>\d+)"
 
-    escaped = re.sub(r"\\\{([a-z])\\\}", placeholder, re.escape(pattern))
-    return re.compile(escaped.replace(r"\*", ".*"))
+    escaped = re.sub(r"\\\{([a-z])\\\}", placeholder, re.escape(pattern)).replace(r"\*", ".*")
+    return re.compile(rf"(?:.*\.)?{escaped}(?:\.[^.]*)?" if anywhere else escaped)
 
 
 def match(pattern: str, name: str) -> dict[str, str] | None:
@@ -180,9 +180,7 @@ class Table:
 
     def drop_reason(self, key: str) -> str | None:
         """Why the key is not needed, when a row (or :data:`HARMLESS`) says so."""
-        module = key.rpartition(".")[0]
         for row in (*(row for row in self.rows if isinstance(row, Drop)), *HARMLESS):
-            for pattern in expand(row.key):
-                if any(match(p, name) is not None for p in (pattern, "*." + pattern) for name in (key, module)):
-                    return row.why
+            if any(_regex(pattern, anywhere=True).fullmatch(key) for pattern in expand(row.key)):
+                return row.why
         return None

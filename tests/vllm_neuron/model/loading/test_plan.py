@@ -162,14 +162,16 @@ def test_C13_known_prefixes_are_mapped(prefix: str, head: str, remapped: tuple[s
 
 def test_C13_an_unknown_prefix_is_one_line() -> None:
     message = refused(TABLE, parameters(), keys("actor.model.", "actor.lm_head.weight"))
-    assert f"All {len(keys())} names differ by the prefix 'actor.'" in message
+    assert f"All {len(keys())} names differ by their prefix: 'actor.' in the file, '' in the table" in message
     assert len(message.splitlines()) < 20
 
 
 def test_C13_a_prefix_that_the_file_lacks_is_one_line() -> None:
     table = Table(Map("{i}.a", "net.model.layers.{i}.a"))
     message = refused(table, [f"{i}.a.weight" for i in range(9)], [f"layers.{i}.a.weight" for i in range(9)])
-    assert "All 9 names differ by the prefix 'net.model.'" in message
+    assert "All 9 names differ by their prefix: '' in the file, 'net.model.' in the table" in message
+    renamed = refused(table, [f"{i}.a.weight" for i in range(9)], [f"net.trunk.layers.{i}.a.weight" for i in range(9)])
+    assert "'net.trunk.' in the file, 'net.model.' in the table" in renamed
 
 
 def test_C13_a_prefix_and_a_missing_key_are_told_apart() -> None:
