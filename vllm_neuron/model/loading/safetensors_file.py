@@ -200,12 +200,19 @@ class FileSlice:
 
     def __getitem__(self, index: Any) -> Tensor:
         """Read a part: ``...``, a slice, or a tuple of slices."""
+        shape = [stop - start for start, stop in index_bounds(index, self._info.shape)]
+        out = torch.empty(shape, dtype=self._dtype)
+        self.read_into(index, out)
+        return out
+
+    def read_into(self, index: Any, out: Tensor) -> None:
+        """Read a part into a contiguous tensor of its shape and of this slice's dtype."""
         bounds = index_bounds(index, self._info.shape)
-        out = torch.empty([stop - start for start, stop in bounds], dtype=self._dtype)
+        assert out.is_contiguous() and out.dtype == self._dtype
+        assert list(out.shape) == [stop - start for start, stop in bounds]
         if out.numel():
             # A scalar reads as one row of one element.
             self._fill(out if bounds else out.view(1), self._info.shape or (1,), bounds or [(0, 1)], self._info.offset)
-        return out
 
     def _fill(self, out: Tensor, shape: Sequence[int], bounds: Sequence[tuple[int, int]], offset: int) -> None:
         """Read ``bounds`` of a tensor of ``shape`` that starts at ``offset`` in the file."""

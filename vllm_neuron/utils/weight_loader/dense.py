@@ -10,13 +10,13 @@ numbers to decide what it reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from vllm_neuron.errors import CheckpointError, ConfigError
-from vllm_neuron.utils.weight_loader.slices import LazySlice, SliceView, expect_size, join, pad, read, the_one
+from vllm_neuron.utils.weight_loader.slices import LazySlice, SliceView, along, expect_size, pad, read_joined, the_one
 
 Transform = Callable[[Sequence[LazySlice], int], Tensor]
 
@@ -107,7 +107,7 @@ def sharding_weight_loader(
         if size != total and not (pad_shard and total - num_shards < size < total):
             expect_size(source, dim, total, f"a tensor for {num_shards} ranks of {shard_size}")
         start = min(rank * shard_size, size)
-        part = read(source, dim, start, min(start + shard_size, size))
+        part = source[along(source, dim, start, min(start + shard_size, size))]
         return _oriented(pad(part, dim, shard_size), is_storage_transposed)
 
     return SafetensorsWeightLoader(transform)
@@ -207,15 +207,12 @@ def _fused_loader(
             expected = f"{len(totals)} separate projections, or 1 tensor that holds them one after the other"
             raise CheckpointError("checkpoint keys of one parameter", len(slices), expected)
         dim = _storage_dim(slices[0], shard_dim, transposed)
-        sources = _split_block(slices, dim, totals)
-
-        def parts() -> Iterator[Tensor]:
-            for source, size, total, copies in zip(sources, sizes, totals, replicas, strict=True):
-                expect_size(source, dim, total, f"a projection for {num_shards // copies} shards of {size}")
-                start = rank // copies * size
-                yield read(source, dim, start, start + size)
-
-        return _oriented(join(parts(), dim, sum(sizes)), transposed)
+        parts = []
+        for source, size, total, copies in zip(_split_block(slices, dim, totals), sizes, totals, replicas, strict=True):
+            expect_size(source, dim, total, f"a projection for {num_shards // copies} shards of {size}")
+            start = rank // copies * size
+            parts.append((source, start, start + size))
+        return _oriented(read_joined(parts, dim), transposed)
 
     return SafetensorsWeightLoader(transform)
 

@@ -68,15 +68,22 @@ class SliceView:
         """The view's shape."""
         return list(self._shape)
 
+    def _inside(self, index: Any) -> tuple[slice, ...]:
+        bounds = index_bounds(index, self._shape)
+        if self.drop:
+            bounds.insert(self.dim, (0, 1))
+        begin, end = bounds[self.dim]
+        bounds[self.dim] = (self.start + begin, self.start + end)
+        return tuple(slice(a, b) for a, b in bounds)
+
     def __getitem__(self, index: Any) -> Tensor:
         """Read a part of the view."""
-        inside = index_bounds(index, self._shape)
-        if self.drop:
-            inside.insert(self.dim, (0, 1))
-        begin, end = inside[self.dim]
-        inside[self.dim] = (self.start + begin, self.start + end)
-        part = self.base[tuple(slice(a, b) for a, b in inside)]
+        part = self.base[self._inside(index)]
         return part.squeeze(self.dim) if self.drop else part
+
+    def read_into(self, index: Any, out: Tensor) -> None:
+        """Read a part of the view into a tensor of its shape."""
+        read_into(self.base, self._inside(index), out.unsqueeze(self.dim) if self.drop else out)
 
 
 class ShapeSlice:
@@ -111,11 +118,42 @@ class TensorSlice:
         return self._tensor[tuple(slice(start, stop) for start, stop in bounds)]
 
 
-def read(source: LazySlice, dim: int, start: int, stop: int) -> Tensor:
-    """Rows ``start..stop`` along ``dim``."""
+def along(source: LazySlice, dim: int, start: int, stop: int) -> tuple[slice, ...]:
+    """The index of rows ``start..stop`` along ``dim``."""
     index = [slice(None)] * len(source.get_shape())
     index[dim] = slice(start, stop)
-    return source[tuple(index)]
+    return tuple(index)
+
+
+def read_into(source: LazySlice, index: Any, out: Tensor) -> None:
+    """Read a part into a tensor of its shape; without a copy where the source can (it has ``read_into`` itself)."""
+    direct = getattr(source, "read_into", None)
+    if direct is not None and out.is_contiguous():
+        direct(index, out)
+    else:
+        out.copy_(source[index])
+
+
+def read_joined(parts: Sequence[tuple[LazySlice, int, int]], dim: int) -> Tensor:
+    """Rows ``start..stop`` along ``dim`` of each ``(source, start, stop)``, one after the other.
+
+    Raises:
+        CheckpointError: the sources differ in another dimension.
+    """
+    first = parts[0][0]
+    shape = first.get_shape()
+    shape[dim] = sum(stop - start for _, start, stop in parts)
+    joined = first[along(first, dim, 0, 0)].new_empty(shape)
+    at = 0
+    for source, start, stop in parts:
+        found = source.get_shape()
+        if len(found) != len(shape) or any(
+            n != m for d, (n, m) in enumerate(zip(found, shape, strict=True)) if d != dim
+        ):
+            raise CheckpointError("tensors to join: shape", found, f"like {shape} but for dimension {dim}")
+        read_into(source, along(source, dim, start, stop), joined.narrow(dim, at, stop - start))
+        at += stop - start
+    return joined
 
 
 def expect_size(source: LazySlice, dim: int, size: int, what: str) -> None:
@@ -140,35 +178,21 @@ def the_one(slices: Sequence[LazySlice]) -> LazySlice:
     return slices[0]
 
 
-def join(parts: Iterable[Tensor], dim: int, size: int) -> Tensor:
-    """Tensors one after the other along ``dim``; ``size`` is the sum of their sizes.
-
-    Each part is freed before the next is read, so the peak is the result and one part.
+def stack(parts: Iterable[Tensor], count: int) -> Tensor:
+    """``count`` tensors of one shape along a new first dimension, each freed before the next is read.
 
     Raises:
-        CheckpointError: the parts differ in another dimension.
+        CheckpointError: the parts differ in shape.
     """
-    joined: Tensor | None = None
-    at = 0
-    for part in parts:
-        shape = list(part.shape)
-        shape[dim] = size
-        if joined is None:
-            if part.shape[dim] == size:
-                return part
-            joined = part.new_empty(shape)
-        if list(joined.shape) != shape:
-            raise CheckpointError("tensors to join: shape", list(part.shape), f"like {shape} but for dimension {dim}")
-        joined.narrow(dim, at, part.shape[dim]).copy_(part)
-        at += part.shape[dim]
-    if joined is None or at != size:
-        raise CheckpointError("tensors to join: size", at, f"{size} along dimension {dim}")
-    return joined
-
-
-def stack(parts: Iterable[Tensor], count: int) -> Tensor:
-    """``count`` tensors of one shape along a new first dimension, each freed before the next is read."""
-    return join((part.unsqueeze(0) for part in parts), 0, count)
+    stacked: Tensor | None = None
+    for at, part in enumerate(parts):
+        if stacked is None:
+            stacked = part.new_empty([count, *part.shape])
+        if stacked.shape[1:] != part.shape:
+            raise CheckpointError("tensors to stack: shape", list(part.shape), f"{list(stacked.shape[1:])}")
+        stacked[at].copy_(part)
+    assert stacked is not None and at == count - 1
+    return stacked
 
 
 def pad(part: Tensor, dim: int, size: int) -> Tensor:
