@@ -227,8 +227,8 @@ class MLP:
 class Router:
     """How experts are picked and weighted.
 
-    ``score``: softmax, sigmoid, sqrtsoftplus. ``order``: ``score_first`` (scores over all experts, then top-k) or
-    ``topk_first`` (softmax over the chosen ones). ``normalize``: the chosen weights are divided by their sum.
+    ``score``: softmax, sigmoid, sqrtsoftplus, over all experts. ``normalize``: the chosen weights are divided by their
+    sum; a softmax over the chosen scores alone is the same thing and is written so.
     ``correction_bias``: added for the choice, not for the weight. ``weight_on``: ``output`` or ``input`` of the expert.
     ``group_score``: how a group is ranked, ``max`` or ``top2_sum``. ``hash``: chosen by token id from a table.
     ``input_norm``: the router normalises its own input; ``input_scale``: with a learned scale [H];
@@ -236,7 +236,6 @@ class Router:
     """
 
     score: str = "softmax"
-    order: str = "score_first"
     normalize: bool = False
     scale: float = 1.0
     bias: bool = False

@@ -18,8 +18,20 @@ from vllm_neuron.errors import ConfigError, nearest
 DATA = Path(__file__).parent / "data"
 SCHEMA = 1
 CONFIDENCE = ("verbatim", "near-verbatim", "dump", "trimmed", "reconstructed")
-KEYS = {"schema": int, "name": str, "model_type": str, "architectures": list, "section": str, "confidence": str,
-        "note": str, "remote_code": bool, "fields": dict, "missing": list, "towers": list}  # fmt: skip
+KEYS: dict[str, tuple[type, ...]] = {
+    "schema": (int,),
+    "name": (str,),
+    "model_type": (str,),
+    "architectures": (list,),
+    "section": (str,),
+    "confidence": (str,),
+    "note": (str,),
+    "remote_code": (bool,),
+    "quantization": (str, type(None)),
+    "fields": (dict,),
+    "missing": (list,),
+    "towers": (list,),
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +48,7 @@ class Entry:
             together from other descriptions (reconstructed).
         note: what the confidence means here.
         remote_code: the repository has code of its own for this model (never executed).
+        quantization: how the checkpoint's weights are stored ("fp8", "mxfp4"), None: not quantised.
         fields: values under the config's own spelling.
         missing: keys that the source lacks and that the family's defaults stand in for; may differ from the original.
         towers: other parts, with parameters where they are known.
@@ -48,6 +61,7 @@ class Entry:
     confidence: str
     note: str
     remote_code: bool
+    quantization: str | None
     fields: dict[str, Any]
     missing: tuple[str, ...]
     towers: tuple[Tower, ...]
@@ -101,9 +115,10 @@ def parse(raw: Any, name: str) -> Entry:
     for key in raw:
         if key not in KEYS:
             raise ConfigError(f"catalog {name}: {key}", raw[key], "a key of the schema", nearest(key, KEYS))
-    for key, kind in KEYS.items():
-        if type(raw.get(key)) is not kind:
-            raise ConfigError(f"catalog {name}: {key}", raw.get(key), f"a value of type {kind.__name__}")
+    for key, kinds in KEYS.items():
+        if key not in raw or type(raw[key]) not in kinds:
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise ConfigError(f"catalog {name}: {key}", raw.get(key), f"a value of type {expected}")
     if raw["schema"] != SCHEMA or raw["confidence"] not in CONFIDENCE:
         raise ConfigError(f"catalog {name}: confidence", raw["confidence"], "one of " + ", ".join(CONFIDENCE))
     return Entry(
@@ -114,6 +129,7 @@ def parse(raw: Any, name: str) -> Entry:
         confidence=raw["confidence"],
         note=raw["note"],
         remote_code=raw["remote_code"],
+        quantization=raw["quantization"],
         fields={key: expand(value) for key, value in raw["fields"].items()},
         missing=tuple(raw["missing"]),
         towers=tuple(Tower(**tower) for tower in raw["towers"]),

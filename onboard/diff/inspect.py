@@ -31,7 +31,6 @@ ORDINARY = {
     "embedding.multiplier": 1.0,
     "embedding.size": "hidden",
     "head.multiplier": 1.0,
-    "moe.router.order": "score_first",
     "moe.router.weight_on": "output",
     "moe.router.scale": 1.0,
     "moe.router.groups": 1,

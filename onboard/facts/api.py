@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onboard import catalog
@@ -41,6 +41,7 @@ class ModelFacts:
         warnings: contradictions, each with the winner, and keys that could not be understood.
         unknown_keys: keys of the decoder's section that no rule read.
         confidence: for a catalog model, how sure its source is (``verbatim``, ``reconstructed``, ...), else None.
+        quantization: how the weights are stored (``quant_method``: "fp8", "mxfp4"); None: as ``arch.dtype`` says.
         missing: fields that the catalog's source lacks, so that the family's default stands in for them.
     """
 
@@ -59,6 +60,7 @@ class ModelFacts:
     unknown_keys: tuple[str, ...] = ()
     confidence: str | None = None
     missing: tuple[str, ...] = ()
+    quantization: str | None = None
 
     @property
     def known(self) -> bool:
@@ -119,7 +121,18 @@ def read(
         notes.append(f"the decoder's settings are in {section.path}")
     if not any(s.get("architectures") for s in (raw, section.text)) and architecture is None:
         r.warn(f"no architectures in the config; taken from model_type {section.model_type!r:.60}")
-    return _facts(name, origin, location, section, raw, arch, r, tuple(notes))
+    facts = _facts(name, origin, location, section, raw, arch, r, tuple(notes))
+    return replace(facts, quantization=quantization(raw, section.text))
+
+
+def quantization(raw: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:
+    """The method that a ``quantization_config`` names, ``"unnamed"`` where it names none, None without one."""
+    for section in (raw, text):
+        settings = section.get("quantization_config")
+        if isinstance(settings, Mapping) and settings:
+            method = settings.get("quant_method") or settings.get("quant_algo")
+            return method if isinstance(method, str) else "unnamed"
+    return None
 
 
 def from_catalog(name: str) -> ModelFacts:
@@ -136,8 +149,8 @@ def from_catalog(name: str) -> ModelFacts:
         notes.append("the repository has code of its own; it is not executed")
     if entry.missing:
         r.warn("the catalog's source lacks these, the family's defaults stand in: " + ", ".join(entry.missing))
-    return _facts(entry.name, "catalog", entry.name, section, entry.fields, arch, r, tuple(notes),
-                  entry.confidence, entry.missing)  # fmt: skip
+    facts = _facts(entry.name, "catalog", entry.name, section, entry.fields, arch, r, tuple(notes))
+    return replace(facts, confidence=entry.confidence, missing=entry.missing, quantization=entry.quantization)
 
 
 def _facts(
@@ -149,8 +162,6 @@ def _facts(
     arch: ArchSpec,
     r: Reader,
     notes: tuple[str, ...],
-    confidence: str | None = None,
-    missing: tuple[str, ...] = (),
 ) -> ModelFacts:
     return ModelFacts(
         name=name,
@@ -166,6 +177,4 @@ def _facts(
         notes=tuple(dict.fromkeys(notes)),
         warnings=tuple(r.warnings),
         unknown_keys=r.unknown_keys(),
-        confidence=confidence,
-        missing=missing,
     )

@@ -95,6 +95,8 @@ def build_mpt(r: Reader, family: Family) -> ArchSpec:
 def build_dbrx(r: Reader, family: Family) -> ArchSpec:
     """DBRX: everything about attention and experts is nested."""
     options = [r.maybe_mapping(key) or {} for key in ("attn_config", "ffn_config")]
+    if options[1].get("moe_normalize_expert_weights", 1) != 1:
+        raise r.wrong("ffn_config", options[1]["moe_normalize_expert_weights"], "moe_normalize_expert_weights of 1")
     act = options[1].get("ffn_act_fn")
     if isinstance(act, dict):
         r.settle("hidden_act", act.get("name"), "ffn_config.ffn_act_fn.name")
@@ -139,7 +141,7 @@ def build_gpt_oss(r: Reader, family: Family) -> ArchSpec:
 
 def _gpt_oss_experts(r: Reader, family: Family) -> MoE:
     r.known("moe.bias", "moe.router.bias")
-    style = moe.Style(size="intermediate_size", order="topk_first", router_bias=True)
+    style = moe.Style(size="intermediate_size", router_bias=True)
     block = moe.moe(r, family, style)
     return dataclasses.replace(block, up_bias=True, down_bias=True, clamp=moe.swiglu_clamp(r, gpt_oss=True))
 

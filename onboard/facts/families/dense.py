@@ -124,7 +124,8 @@ def qk_norm(r: Reader, family: Family) -> QKNorm | None:
         r.known("attention.qk_norm", "attention.qk_norm.place")
         return None
     r.known("attention.qk_norm", "attention.qk_norm.place")
-    return QKNorm(common.norm(r, family, "attention.qk_norm"), family.qk_norm, family.qk_place)
+    one = common.norm(r, family, "attention.qk_norm")
+    return QKNorm(dataclasses.replace(one, bias=one.bias and family.qk_bias), family.qk_norm, family.qk_place)
 
 
 def sparse_layers(r: Reader, family: Family, n: int) -> list[bool]:

@@ -21,7 +21,8 @@ class Family:
             for one without parameters; ``plus_one``: weights are 1 + w.
         places: ``pre``, ``post``, ``sandwich``, ``parallel`` (one shared norm) or ``parallel2`` (two norms).
         q_bias, k_bias, v_bias, o_bias, mlp_bias: true, false or ``"?key"``.
-        qk_norm: None, ``head``, ``full``, ``each_head``; ``qk_norm_if``: key of the switch; ``qk_place``.
+        qk_norm: None, ``head``, ``full``, ``each_head``; ``qk_norm_if``: key of the switch; ``qk_place``;
+            ``qk_bias``: false where that norm has none although the others do.
         gated: act(gate) * up. ``fused``: gate and up are one matrix in the checkpoint.
         interleaved: rotary pairs are neighbours.
         positions: ``rotary``, ``learned``, ``alibi``, ``sinusoidal`` or ``none``.
@@ -53,6 +54,7 @@ class Family:
     qk_norm: str | None = None
     qk_norm_if: str | None = None
     qk_place: str = "before_rope"
+    qk_bias: bool = True
     gated: bool = True
     fused: bool = False
     interleaved: bool = False

@@ -92,6 +92,6 @@ def experts_of(r: Reader, family: Family) -> MoE:
         top_k=top_k,
         size=size,
         activation=act,
-        router=Router(score="sigmoid", order="topk_first", weight_on="input"),
+        router=Router(score="sigmoid", weight_on="input"),
         shared=MLP(size, act),
     )

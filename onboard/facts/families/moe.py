@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onboard.arch.blocks import MLP, Clamp, MoE, Router
 from onboard.facts.families.common import MAX_WIDTH, activation, decide
@@ -18,7 +18,6 @@ class Style:
 
     size: str = "moe_intermediate_size"
     score: str = "softmax"
-    order: str = "score_first"
     normalize: bool | str = True
     correction: bool | str = False
     scaled: bool = False
@@ -29,7 +28,7 @@ class Style:
 
 
 STYLES = {
-    "mixtral": Style(size="intermediate_size", order="topk_first"),
+    "mixtral": Style(size="intermediate_size"),
     "dbrx": Style(size="intermediate_size"),
     "qwen": Style(normalize="?norm_topk_prob"),
     "qwen2": Style(normalize="?norm_topk_prob", shared="shared_expert_intermediate_size", shared_gate=True),
@@ -39,8 +38,8 @@ STYLES = {
                          shared="count"),
     "minimax_m2": Style(size="intermediate_size", score="sigmoid", correction=True),
     "lfm2": Style(score="sigmoid", normalize="?norm_topk_prob", correction="?use_expert_bias", scaled=True),
-    "granite_shared": Style(size="intermediate_size", order="topk_first", shared="shared_intermediate_size"),
-    "granite": Style(size="intermediate_size", order="topk_first"),
+    "granite_shared": Style(size="intermediate_size", shared="shared_intermediate_size"),
+    "granite": Style(size="intermediate_size"),
     "olmoe": Style(size="intermediate_size", normalize="?norm_topk_prob"),
 }  # fmt: skip
 
@@ -64,7 +63,7 @@ def moe(r: Reader, family: Family, style: Style) -> MoE:
     top_k = r.integer("num_experts_per_tok", "moe.top_k")
     if top_k > experts:
         raise r.wrong("num_experts_per_tok", top_k, f"at most the {experts} experts")
-    r.known("moe.router.score", "moe.router.order")
+    r.known("moe.router.score")
     size = r.integer(style.size, "moe.size", maximum=MAX_WIDTH)
     act = activation(r, family, "moe.activation")
     return MoE(
@@ -81,16 +80,18 @@ def moe(r: Reader, family: Family, style: Style) -> MoE:
 
 def router(r: Reader, style: Style, experts: int) -> Router:
     """The routing options that the style honours."""
+    if style.score == "softmax" and r.maybe_text("topk_method", "moe.router.groups") == "greedy":
+        style = replace(style, grouped=False)
+    r.use("topk_method", "n_group", "topk_group")
     groups = (r.maybe_integer("n_group", "moe.router.groups") or 1) if style.grouped else 1
     top_groups = (r.maybe_integer("topk_group", "moe.router.top_groups") or 1) if style.grouped else 1
     if experts % groups:
         raise r.wrong("n_group", groups, f"a divisor of the {experts} experts")
     if top_groups > groups:
         raise r.wrong("topk_group", top_groups, f"at most the {groups} groups")
-    r.use("topk_method", "scoring_func", "moe_layer_freq")
+    r.use("scoring_func", "moe_layer_freq")
     return Router(
         score=style.score,
-        order=style.order,
         normalize=decide(r, style.normalize, "moe.router.normalize"),
         scale=(r.maybe_decimal("routed_scaling_factor", "moe.router.scale") or 1.0) if style.scaled else 1.0,
         bias=style.router_bias,
@@ -109,7 +110,10 @@ def _shared(r: Reader, family: Family, style: Style, size: int, act: str) -> MLP
         width = size * count if count else 0
     else:
         width = r.maybe_integer(style.shared, "moe.shared", minimum=0) or 0
-    return MLP(width, act, family.gated) if width else None
+    if not width:
+        return None
+    bias = decide(r, family.mlp_bias, "mlp.bias")
+    return MLP(width, act, family.gated, bias, bias)
 
 
 def swiglu_clamp(r: Reader, *, gpt_oss: bool) -> Clamp | None:

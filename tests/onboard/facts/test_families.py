@@ -76,3 +76,30 @@ def test_gemma_1_activation_is_the_tanh_one() -> None:
     assert mlp is not None
     assert mlp.activation == "gelu_tanh"
     assert any("gelu_pytorch_tanh" in note for note in facts.notes)
+
+
+def test_two_ways_to_write_one_routing_are_the_same() -> None:
+    """A softmax over the chosen scores equals a softmax over all, divided by the sum of the chosen."""
+    from onboard.facts.api import load
+
+    mixtral = load("mistralai/Mixtral-8x7B-v0.1").arch.layer(0).moe
+    qwen = load("Qwen/Qwen3-30B-A3B").arch.layer(0).moe
+    assert mixtral is not None
+    assert qwen is not None
+    assert mixtral.router == qwen.router
+
+
+def test_greedy_routing_of_deepseek_v2_has_no_groups() -> None:
+    base = {
+        "model_type": "deepseek_v2",
+        "num_hidden_layers": 2,
+        "num_experts_per_tok": 2,
+        "n_group": 4,
+        "topk_group": 2,
+    }
+    greedy = read({**base, "topk_method": "greedy"}).arch.layer(1).moe
+    limited = read({**base, "topk_method": "group_limited_greedy"}).arch.layer(1).moe
+    assert greedy is not None
+    assert limited is not None
+    assert (greedy.router.groups, limited.router.groups) == (1, 4)
+    assert limited.router.group_score == "max"

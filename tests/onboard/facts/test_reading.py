@@ -226,9 +226,19 @@ def test_baichuan_positions_and_head() -> None:
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
 def test_every_family_reads(model_type: str) -> None:
-    needed: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8,
-              "vocab_size": 500, "intermediate_size": 512, "head_dim": 32, "num_experts_per_tok": 2,
-              "hybrid_override_pattern": "M*-E", "num_heads": 8, "expand": 1}  # fmt: skip
+    needed: dict[str, Any] = {
+        "num_hidden_layers": 4,
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "vocab_size": 500,
+        "intermediate_size": 512,
+        "head_dim": 32,
+        "num_experts_per_tok": 2,
+        "hybrid_override_pattern": "M*-E",
+        "num_heads": 8,
+        "expand": 1,
+    }
     if model_type == "deepseek_v4":
         needed["num_key_value_heads"] = 1
     if model_type == "lfm2_moe":
@@ -237,3 +247,12 @@ def test_every_family_reads(model_type: str) -> None:
     assert facts.arch.layers == 4
     assert facts.architectures == (FAMILIES[model_type].class_name,)
     assert all(s.kind != "assumed" for s in facts.sources.values())
+
+
+def test_how_weights_are_stored() -> None:
+    assert read(LLAMA).quantization is None
+    assert read({**LLAMA, "quantization_config": {"quant_method": "fp8", "bits": 8}}).quantization == "fp8"
+    assert read({**LLAMA, "quantization_config": {"bits": 4}}).quantization == "unnamed"
+    assert read({"text_config": {**LLAMA, "quantization_config": {"quant_method": "awq"}}}).quantization == "awq"
+    assert load("openai/gpt-oss-20b").quantization == "mxfp4"
+    assert load("deepseek-ai/DeepSeek-V3").quantization == "fp8"
