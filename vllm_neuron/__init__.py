@@ -21,8 +21,14 @@ def register() -> str | None:
     only what vLLM asks for before any other plugin can run (its own version, which the CPU wheel hides).
     """
     from vllm_neuron import envs
+    from vllm_neuron.errors import ConfigError
 
-    if envs.VLLM_NEURON_CPU_MODE or any(Path("/dev").glob("neuron*")):
+    try:
+        cpu_mode = envs.VLLM_NEURON_CPU_MODE
+    except ConfigError:
+        # Raised here it would switch the plugin off without a word; the platform reads the variable again and raises.
+        cpu_mode = True
+    if cpu_mode or any(Path("/dev").glob("neuron*")):
         from vllm_neuron.vllm.shims import name_the_cpu_wheel
 
         name_the_cpu_wheel()

@@ -8,6 +8,19 @@ from typing import Any
 from vllm_neuron.errors import ConfigError, UnsupportedError, nearest
 from vllm_neuron.model.neuron_config import NeuronConfig
 
+# Fields of vLLM 0.32's SamplingParams that only its own second-generation runner honours.
+UNSUPPORTED_IN_A_REQUEST = (
+    "prompt_logprob_token_ids",
+    "prompt_logprob_start",
+    "thinking_token_budget",
+    "watermarking",
+    "trace_decode_token_ids",
+)
+
+
+class RequestError(UnsupportedError, ValueError):
+    """A request that can't be served. As a ``ValueError`` it is the client's fault to vLLM's server: status 400."""
+
 
 def neuron_config(vllm_config: Any) -> NeuronConfig:
     """``additional_config["neuron_config"]``, checked.
@@ -65,13 +78,13 @@ def refuse_request(params: Any) -> None:
     """Stop a request that asks for what is not supported.
 
     Raises:
-        UnsupportedError: naming the parameter; vLLM's server answers 400 with the text.
+        RequestError: naming the parameter; vLLM's server answers 400 with the text.
     """
     from vllm.pooling_params import PoolingParams
 
     if isinstance(params, PoolingParams):
-        raise UnsupportedError("task", params.task, "text generation")
-    for name in ("prompt_logprob_token_ids", "thinking_token_budget", "watermarking", "trace_decode_token_ids"):
+        raise RequestError("task", params.task, "text generation")
+    for name in UNSUPPORTED_IN_A_REQUEST:
         value = getattr(params, name, None)
-        if value:
-            raise UnsupportedError(name, value, "to be left out", "It is not supported yet.")
+        if value is not None and value is not False:
+            raise RequestError(name, value, "to be left out", "It is not supported yet.")

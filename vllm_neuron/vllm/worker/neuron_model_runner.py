@@ -268,6 +268,9 @@ class NeuronModelRunner:
         batch = self.requests.batch
         if pending.broken:
             pending.logits_BV[pending.broken] = 0.0
+            for row in pending.broken:
+                # The scheduler takes no prompt log probabilities of a request that gives no token.
+                pending.prompt_logprobs.pop(batch.req_ids[row], None)
         choice = self.sampler.choose(pending.logits_BV, batch, pending.output, grammar, pending.idle + pending.broken)
         silent = {*pending.idle, *pending.broken}
         tokens: list[list[int]] = []
@@ -300,8 +303,9 @@ class NeuronModelRunner:
         return dict.fromkeys(names, 1)
 
     def _clear_block(self, block: int) -> None:
+        """Zero what is not finite in a block. The rest stays: healthy requests may share the block as a prefix."""
         for binding in self.bindings.values():
-            binding.pages[block] = 0
+            binding.pages[block].nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _last(work: Work, hidden_TH: Tensor) -> Tensor:
