@@ -7,7 +7,7 @@ that does not parse raises :class:`vllm_neuron.errors.ConfigError`. Nothing else
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +153,13 @@ def __getattr__(name: str) -> Any:
     if name in VARIABLES:
         return read(name)
     raise AttributeError(f"module {__name__!r} has no variable {name!r}. {nearest(name, VARIABLES)}")
+
+
+def unknown_foreign(prefix: str, known: Container[str]) -> list[str]:
+    """Variables that start with ``prefix``, are not ours and are not ``known``, sorted."""
+    return sorted(
+        name for name in os.environ if name.startswith(prefix) and not name.startswith(PREFIX) and name not in known
+    )
 
 
 def foreign(name: str, default: str = "") -> str:

@@ -15,11 +15,21 @@ def load() -> None:
 
     if current_platform.device_name != "cpu" or not current_platform.is_out_of_tree():
         return
-    logging.getLogger("vllm_neuron").setLevel(envs.VLLM_NEURON_LOG_LEVEL)
+    _log_like_vllm()
     from vllm_neuron.vllm import shims
 
     shims.apply()
     _register_unknown_architectures()
+
+
+def _log_like_vllm() -> None:
+    """vLLM sets up its own logger only; without its handlers our INFO lines go nowhere."""
+    ours, theirs = logging.getLogger("vllm_neuron"), logging.getLogger("vllm")
+    ours.setLevel(envs.VLLM_NEURON_LOG_LEVEL)
+    for handler in theirs.handlers:
+        if handler not in ours.handlers:
+            ours.addHandler(handler)
+    ours.propagate = not ours.handlers
 
 
 def _register_unknown_architectures() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
@@ -35,7 +35,7 @@ class NeuronPlatform(Platform):
     ray_device_key = ""
     simple_compile_backend = "eager"
     device_control_env_var = "NEURON_RT_VISIBLE_CORES"
-    supported_quantization: list[str] = []
+    supported_quantization: ClassVar[list[str]] = []
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
@@ -120,6 +120,22 @@ class NeuronPlatform(Platform):
     @classmethod
     def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
         """All of :attr:`supported_dtypes`."""
+
+    @classmethod
+    def validate_environ(cls, hard_fail: bool) -> None:
+        """vLLM's check of ``VLLM_*`` names, and ours for those that start with ``VLLM_NEURON_``.
+
+        Raises:
+            ConfigError: one of ours is unknown or does not parse.
+            ValueError: an unknown one of vLLM's, when ``hard_fail``.
+        """
+        from vllm.envs import environment_variables
+
+        envs.check_all()
+        for name in envs.unknown_foreign("VLLM_", known=environment_variables):
+            if hard_fail:
+                raise ValueError(f"Unknown vLLM environment variable detected: {name}")
+            logger.warning("Unknown vLLM environment variable detected: %s", name)
 
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:

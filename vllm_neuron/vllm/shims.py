@@ -67,7 +67,7 @@ def apply() -> None:
 
 
 def _empty_cache_without_accelerator() -> None:
-    """vLLM 0.32 empties the accelerator's cache at shutdown unless the platform is its own CPU one; torch then raises."""
+    """vLLM 0.32 empties the accelerator's cache at shutdown on all but its own CPU platform; torch then raises."""
     import torch
 
     if torch.accelerator.is_available():
