@@ -16,6 +16,7 @@ from onboard.facts.families.table import FAMILIES
 from onboard.facts.reader import Reader
 from onboard.facts.sections import Section
 from onboard.facts.spellings import SPELLINGS
+from vllm_neuron.errors import ConfigError
 
 
 @cache
@@ -53,7 +54,10 @@ def build(section: Section, top: Mapping[str, Any], towers: tuple[Tower, ...]) -
         family = unknown.family(section.model_type, {**values, **section.text}, class_name)
         if not r.defaults.get("hidden_act"):
             r.defaults = {"hidden_act": "silu", "rope_theta": 10000.0, **r.defaults}
-        spec = (family.build or dense.build)(r, family)
+        try:
+            spec = (family.build or dense.build)(r, family)
+        except ConfigError as error:
+            raise unknown.not_enough(error, r, section.model_type) from None
         unknown.explain(r, section.model_type)
     return (dataclasses.replace(spec, towers=towers) if towers else spec), r
 

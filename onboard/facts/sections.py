@@ -42,6 +42,15 @@ ENCODERS = (
     "rembert",
     "esm",
     "layoutlmv3",
+    "bert-generation",
+    "data2vec-text",
+    "megatron-bert",
+    "mobilebert",
+    "roberta-prelayernorm",
+    "roc_bert",
+    "roformer",
+    "xlm-roberta-xl",
+    "xmod",
 )
 ENCODER_HEADS = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "ForCTC", "ForTokenClassification")
 SIZES = tuple(s for key in ("hidden_size", "num_hidden_layers", "num_attention_heads") for s in SPELLINGS[key])

@@ -10,6 +10,7 @@ from typing import Any
 from onboard.facts.families import mla
 from onboard.facts.families.family import Family
 from onboard.facts.reader import Reader
+from vllm_neuron.errors import ConfigError
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 BIAS = "?attention_bias"
@@ -82,3 +83,12 @@ def explain(r: Reader, model_type: str | None) -> None:
     unknown = r.unknown_keys()
     if unknown:
         r.warn("not understood: " + ", ".join(f"{r.prefix}{k}" for k in unknown))
+
+
+def not_enough(error: ConfigError, r: Reader, model_type: str | None) -> ConfigError:
+    """The error for a config that can't be read without knowledge of its family, with what was not understood."""
+    unread = ", ".join(r.unknown_keys()[:12]) or "nothing else"
+    action = (
+        f"Model type {model_type!r:.60} is not known, and its config alone does not say enough. Not read: {unread}."
+    )
+    return ConfigError(error.field, error.value, error.expected, action)

@@ -25,6 +25,7 @@ FAMILIES: dict[str, Family] = {
     for f in (
         _f("llama", "LlamaForCausalLM", **ALL_BIAS, mlp_bias="?mlp_bias"),
         _f("mistral", "MistralForCausalLM", window="all"),
+        _f("ministral", "MinistralForCausalLM", window="all"),
         _f("ministral3", "Ministral3ForCausalLM", window="all"),
         _f("mixtral", "MixtralForCausalLM", window="all", moe="mixtral"),
         _f("qwen2", "Qwen2ForCausalLM", window="switch", **QKV),

@@ -256,3 +256,34 @@ def test_how_weights_are_stored() -> None:
     assert read({"text_config": {**LLAMA, "quantization_config": {"quant_method": "awq"}}}).quantization == "awq"
     assert load("openai/gpt-oss-20b").quantization == "mxfp4"
     assert load("deepseek-ai/DeepSeek-V3").quantization == "fp8"
+
+
+def test_an_unknown_type_that_is_too_strange_says_so() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read({"model_type": "wkv", "architectures": ["WkvForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
+              "attention_hidden_size": 64, "vocab_size": 10})  # fmt: skip
+    assert caught.value.field == "num_attention_heads"
+    assert "'wkv' is not known" in caught.value.action
+    assert "attention_hidden_size" in caught.value.action
+
+
+def test_defaults_of_an_installed_transformers_stand_in_for_a_type_that_it_knows() -> None:
+    pytest.importorskip("transformers")
+    facts = read({"model_type": "cwm", "architectures": ["CwmForCausalLM"], "num_hidden_layers": 4})
+    assert not facts.known
+    assert any("come from the installed transformers" in note for note in facts.notes)
+    assert facts.sources["hidden"].kind == "family"
+    assert facts.arch.layers == 4
+
+
+def test_without_transformers_nothing_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onboard.facts import unknown as room
+
+    monkeypatch.setattr(room.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="hidden_size"):
+        read({"model_type": "cwm", "architectures": ["CwmForCausalLM"], "num_hidden_layers": 4})
+
+
+def test_counts_of_a_type_that_is_not_known_are_marked() -> None:
+    assert read(LLAMA).known
+    assert not unknown().known
