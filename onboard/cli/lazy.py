@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from onboard.cli.coercion import without_adapters
+
 
 class LazyCommand(NamedTuple):
     """Where a command lives and what the list of commands says about it.
@@ -33,6 +35,7 @@ def load(name: str, command: LazyCommand) -> Any:
         app.command(name)(getattr(module, name.replace("-", "_")))
     built = typer.main.get_command(app)
     built.name = name
+    without_adapters(built)
     return built
 
 

@@ -16,6 +16,7 @@ import typer
 from typer.exceptions import TyperException
 
 from onboard import __version__
+from onboard.cli.coercion import without_adapters
 from onboard.cli.exits import MEANINGS, Exit
 from onboard.cli.lazy import LazyCommand, LazyGroup
 from onboard.errors import RunError
@@ -137,7 +138,9 @@ def run(args: Sequence[str]) -> int:
     with report:
         if not args:
             args = ["--help"]
-        result = typer.main.get_command(app)(args, prog_name="onboard", standalone_mode=False)
+        command = typer.main.get_command(app)
+        without_adapters(command, below=False)
+        result = command(args, prog_name="onboard", standalone_mode=False)
         report.code = result if isinstance(result, int) else Exit.OK
         if report.code == Exit.INTERRUPTED:
             raise KeyboardInterrupt

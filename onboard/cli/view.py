@@ -75,6 +75,7 @@ def emit(view: View, output: Path | None, views: str, found: Document) -> None:
     from onboard.report.terminal import console
 
     made = console(to_file=output is not None)
-    module.show(found, made)
+    with made:
+        module.show(found, made)
     if isinstance(made.file, StringIO):
         put(made.file.getvalue(), output)

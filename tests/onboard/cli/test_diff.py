@@ -159,7 +159,7 @@ def test_the_command_loads_no_torch_transformers_or_vllm() -> None:
     code = (
         "import sys; from onboard.cli.main import run; "
         f"code = run(['diff', '{LLAMA}', '{GEMMA4}', '--format', 'html']); "
-        "heavy = {'torch', 'transformers', 'vllm', 'numpy', 'huggingface_hub'} & set(sys.modules); "
+        "heavy = {'torch', 'transformers', 'vllm', 'numpy', 'huggingface_hub', 'pydantic'} & set(sys.modules); "
         "print(heavy, file=sys.stderr); sys.exit(code or len(heavy))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
