@@ -63,10 +63,10 @@ def build(section: Section, top: Mapping[str, Any], towers: tuple[Tower, ...]) -
 
 
 def _modern(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults under their modern spelling."""
-    out = {k: v for k, v in values.items() if v is not None}
+    """Defaults under their modern spelling, without lists: those are as long as the default's own layers."""
+    out = {k: v for k, v in values.items() if v is not None and not isinstance(v, (list, tuple))}
     for key, spellings in SPELLINGS.items():
-        found = next((values[s] for s in spellings if values.get(s) is not None), None)
+        found = next((out[s] for s in spellings if s in out), None)
         if found is not None:
             out[key] = found
     return out
