@@ -17,7 +17,7 @@ class Colour(StrEnum):
     RED = "red"
 
 
-SEEN: dict[str, Any] = {}
+seen: dict[str, Any] = {}
 
 
 def paint(
@@ -28,7 +28,7 @@ def paint(
     tags: Annotated[list[str] | None, typer.Option()] = None,
     loud: bool = False,
 ) -> None:
-    SEEN.update(name=name, colour=colour, to=to, times=times, tags=tags, loud=loud)
+    seen.update(name=name, colour=colour, to=to, times=times, tags=tags, loud=loud)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def command() -> Any:
 
 
 def call(command: Any, *args: str) -> int:
-    SEEN.clear()
+    seen.clear()
     try:
         result = command(list(args), standalone_mode=False)
     except typer.exceptions.TyperException:
@@ -54,13 +54,13 @@ def test_values_arrive_with_their_types(command: Any) -> None:
         call(command, "x", "--colour", "red", "--to", "a/b", "--times", "3", "--tags", "p", "--tags", "q", "--loud")
         == 0
     )
-    assert SEEN == {"name": "x", "colour": Colour.RED, "to": Path("a/b"), "times": 3, "tags": ["p", "q"], "loud": True}
-    assert isinstance(SEEN["colour"], Colour)
+    assert seen == {"name": "x", "colour": Colour.RED, "to": Path("a/b"), "times": 3, "tags": ["p", "q"], "loud": True}
+    assert isinstance(seen["colour"], Colour)
 
 
 def test_defaults(command: Any) -> None:
     assert call(command, "x") == 0
-    assert SEEN["colour"] is Colour.RED and SEEN["to"] is None and SEEN["times"] == 1 and SEEN["loud"] is False
+    assert seen["colour"] is Colour.RED and seen["to"] is None and seen["times"] == 1 and seen["loud"] is False
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_defaults(command: Any) -> None:
 )
 def test_wrong_values_are_refused(command: Any, args: list[str]) -> None:
     assert call(command, *args) == 2
-    assert SEEN == {}
+    assert seen == {}
 
 
 def test_help_still_works() -> None:
