@@ -90,7 +90,7 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
     return value
 
 
-@settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(damaged())
 def test_damaged_configs(raw: dict[str, Any]) -> None:
     try:

@@ -20,7 +20,7 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     start = time.perf_counter()
     with pytest.raises(ConfigError, match="104857600 bytes"):
         load(str(tmp_path))
-    assert time.perf_counter() - start < 0.1
+    assert time.perf_counter() - start < 0.5
 
 
 @pytest.mark.parametrize(
