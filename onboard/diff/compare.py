@@ -18,6 +18,7 @@ from onboard.diff.table import BY_LAYER, FIELDS, mixers
 from onboard.facts.api import ModelFacts
 
 SIZE_ROW = "a value in the config"
+NOTHING = "wiring: nothing to do, the part is not there"
 
 
 class Model:
@@ -92,14 +93,24 @@ class Comparison:
 
     def _cover(self, path: str, value: Any) -> tuple[str | None, str | None]:
         covered, missing = cover(path, value, RULES)
-        if covered and covered.startswith("Attention(") and self.target.only_foreign_attention:
-            return None, f"goes with the mixer to write ({mixers(self.target.arch)})"
-        if covered and covered.startswith("GatedMLP(") and path != "mlp" and (other := self.target.foreign_mlp):
-            return None, f"goes with {other}"
-        norm = self.target.arch.final_norm
-        if covered and path in ("norms.eps", "norms.plus_one") and norm is not None and norm.kind != "rms":
-            return None, f"goes with the {norm.kind} block to write"
-        return covered, missing
+        owner = self._foreign_owner(path, covered or "")
+        if owner is None:
+            return covered, missing
+        if value in (None, False, "none"):
+            return NOTHING, None
+        return None, f"goes with {owner}"
+
+    def _foreign_owner(self, path: str, covered: str) -> str | None:
+        """What the target has in place of the block that ``covered`` calls; None when it has that block."""
+        target = self.target
+        if covered.startswith("Attention(") and target.only_foreign_attention:
+            return f"the mixer to write ({mixers(target.arch)})"
+        if covered.startswith("GatedMLP(") and path != "mlp":
+            return target.foreign_mlp
+        norm = target.arch.final_norm
+        if path in ("norms.eps", "norms.plus_one") and norm is not None and norm.kind != "rms":
+            return f"the {norm.kind} block to write"
+        return None
 
     @staticmethod
     def _without_absent(value: Any) -> Any:

@@ -34,6 +34,7 @@ BASES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.integers(-2, 64), st.floats(), st.text(max_size=6),
+    *[st.sampled_from([1, 2, 4, 8, 64, 128, 0.5, 1e4, "silu", "gelu", "relu2", True, False, None])] * 5,
     st.lists(st.one_of(st.integers(-1, 9), st.text(max_size=3), st.none()), max_size=5),
     st.dictionaries(st.text(max_size=4), st.one_of(st.integers(), st.none()), max_size=2),
 )  # fmt: skip
@@ -42,7 +43,7 @@ VALUES = st.one_of(
 @st.composite
 def configs(draw: st.DrawFn) -> dict[str, Any]:
     config = copy.deepcopy(draw(st.sampled_from(BASES)))
-    for _ in range(draw(st.integers(1, 3))):
+    for _ in range(draw(st.integers(1, 2))):
         part = config
         if isinstance(config.get("text_config"), dict) and draw(st.booleans()):
             part = config["text_config"]
