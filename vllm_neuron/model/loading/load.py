@@ -105,20 +105,13 @@ def load_model(
     if not 0 <= rank < world_size:
         raise ConfigError("rank", rank, f"0 to {world_size - 1}")
     flags = flags or {}
-    owners = _owners(model)
     with Checkpoint(folder) as checkpoint, torch.no_grad():
         parameters = dict(model.named_parameters())
         plan = make_plan(table, parameters, checkpoint.tensors, flags)
         check(plan, flags, table)
         _try_shapes(plan, parameters, checkpoint, rank, dtype)
         _compare_redundant(plan, checkpoint, rank, world_size)
-        total = 0
-        with _bar(parameters, dtype, progress) as bar:
-            for name, source in plan.sources.items():
-                tensor = _load_one(name, parameters[name], source, checkpoint, rank, dtype)
-                _replace(parameters[name], tensor, owners)
-                total += tensor.nbytes
-                bar.update(tensor.nbytes)
+        total = _fill(model, plan, checkpoint, rank, dtype, progress)
         report = LoadReport(
             len(plan.sources),
             total,
@@ -134,10 +127,18 @@ def load_model(
     return report
 
 
-def _bar(parameters: Mapping[str, Tensor], dtype: torch.dtype, progress: bool) -> tqdm:
+def _fill(model: nn.Module, plan: Plan, checkpoint: Checkpoint, rank: int, dtype: torch.dtype, progress: bool) -> int:
+    """Load and place every parameter; the bytes of all of them."""
+    parameters = dict(model.named_parameters())
+    owners = _owners(model)
     total = sum(parameter.numel() for parameter in parameters.values()) * dtype.itemsize
     shown = progress and sys.stderr.isatty()
-    return tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not shown)
+    with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not shown) as bar:
+        for name, source in plan.sources.items():
+            tensor = _load_one(name, parameters[name], source, checkpoint, rank, dtype)
+            _replace(parameters[name], tensor, owners)
+            bar.update(tensor.nbytes)
+    return total
 
 
 def _load_one(
