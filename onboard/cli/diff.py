@@ -17,6 +17,7 @@ from onboard.cli.view import (
     ViewOption,
     emit,
     schema,
+    waiting,
 )
 
 
@@ -54,7 +55,10 @@ def diff(
         raise typer.BadParameter("there is no B that it could apply to", param_hint="--revision-b, --architecture-b")
     from onboard.diff.session import compare
 
-    found = compare((a, revision, architecture), (b, revision_b, architecture_b) if b else None, spelling, structure)
+    with waiting(structure):
+        found = compare(
+            (a, revision, architecture), (b, revision_b, architecture_b) if b else None, spelling, structure
+        )
 
     emit(format, output, "onboard.report.diff", found)
     if exit_code and found.differs:

@@ -16,6 +16,7 @@ from onboard.cli.view import (
     ViewOption,
     emit,
     schema,
+    waiting,
 )
 
 
@@ -40,4 +41,6 @@ def inspect(
         raise typer.BadParameter("a model is needed, e.g. onboard inspect google/gemma-3-27b-it", param_hint="MODEL")
     from onboard.diff.session import look
 
-    emit(format, output, "onboard.report.inspect", look((model, revision, architecture), structure))
+    with waiting(structure):
+        found = look((model, revision, architecture), structure)
+    emit(format, output, "onboard.report.inspect", found)

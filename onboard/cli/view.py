@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
 from io import StringIO
@@ -43,6 +45,18 @@ def schema(name: str) -> str:
     import onboard.report
 
     return (Path(onboard.report.__file__).parent / f"{name}.schema.json").read_text(encoding="utf-8")
+
+
+@contextmanager
+def waiting(structure: bool) -> Iterator[None]:
+    """Shows on a terminal that transformers is at work, which takes a while."""
+    if not structure:
+        yield
+        return
+    from onboard.report.console import Progress
+
+    with Progress().step("building in transformers"):
+        yield
 
 
 class Document(Protocol):
