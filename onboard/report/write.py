@@ -19,18 +19,28 @@ def put(text: str, path: Path | None) -> None:
     if path is None:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         return
+    data = text if text.endswith("\n") else text + "\n"
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text if text.endswith("\n") else text + "\n")
-            Path(temporary).chmod(0o666 & ~_umask())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            # A pipe or a device: nothing to replace, and a folder is refused here.
+            target.write_text(data, encoding="utf-8")
+        else:
+            _replace(target, data)
     except OSError as error:
         raise ConfigError("--output", str(path), f"a file that can be written ({error.strerror})") from None
+
+
+def _replace(target: Path, data: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(data)
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _umask() -> int:

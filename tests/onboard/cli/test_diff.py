@@ -96,6 +96,35 @@ def test_output_that_cannot_be_written_is_an_input_error(tmp_path: Path, capsys:
     assert "--output" in capsys.readouterr().err
 
 
+def test_output_to_a_pipe_or_through_a_link(tmp_path: Path) -> None:
+    from onboard.report.write import put
+
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = subprocess.Popen(["cat", str(fifo)], stdout=subprocess.PIPE, text=True)
+    put("hello", fifo)
+    assert reader.communicate(timeout=10)[0] == "hello\n" and fifo.is_fifo()
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    put("new", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new\n"
+
+
+def test_a_revision_of_a_path_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert run(["inspect", str(tmp_path), "--revision", "main"]) == 3
+    assert "--revision" in capsys.readouterr().err
+
+
+def test_architecture_for_a_config_that_names_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+             "vocab_size": 100}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    assert run(["diff", str(tmp_path)]) == 3
+    assert "--architecture" in capsys.readouterr().err
+    assert run(["diff", str(tmp_path), "--architecture", "LlamaForCausalLM"]) == 0
+
+
 def test_schemas_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("diff", "inspect"):
         assert run([command, "--schema"]) == 0
