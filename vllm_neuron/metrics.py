@@ -1,4 +1,7 @@
-"""Counts of what ran: steps by shape, tokens, and padding. Kernel choices are counted in :mod:`vllm_neuron.functional`."""
+"""Counts of what ran: steps by shape, tokens, and padding.
+
+Kernel choices are counted in :mod:`vllm_neuron.functional`.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,9 @@ class StepCounts:
     tokens: Counter[str] = field(default_factory=Counter)
     padding: Counter[str] = field(default_factory=Counter)
 
-    def record(self, shape: tuple[str, int, int], real: int, padded: int) -> None:
-        """Count one step of ``shape`` with ``real`` tokens in a size of ``padded``."""
-        phase = shape[0]
-        self.steps[shape] += 1
+    def record(self, phase: str, size: int, context: int, *, real: int, padded: int) -> None:
+        """Count one step with ``real`` tokens in a size of ``padded``."""
+        self.steps[phase, size, context] += 1
         self.tokens[phase] += real
         self.padding[phase] += padded - real
         _TOKENS.labels(phase).inc(real)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_neuron.model.neuron_config import NeuronConfig
-
 from reference_models.gemma3.model import Gemma3
+from vllm_neuron.model.neuron_config import NeuronConfig
 
 
 class Gemma3ForCausalLM:

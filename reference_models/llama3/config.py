@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_neuron.model.neuron_config import NeuronConfig
-
 from vllm_neuron.model.hf_config import head_size, refuse_unless, require, rope_parameters
+from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.nn import RotaryConfig
 
 

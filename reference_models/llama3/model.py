@@ -6,10 +6,10 @@ Shapes: T tokens of the step, H hidden size.
 from __future__ import annotations
 
 from torch import Tensor, nn
-from vllm_neuron.model.loading import Drop, Fuse, Map, Table, Tie
 
 from reference_models.llama3.config import LlamaConfig
 from vllm_neuron.model.interface import DecoderModel
+from vllm_neuron.model.loading import Drop, Fuse, Map, Table, Tie
 from vllm_neuron.nn import Attention, GatedMLP, LMHead, RMSNorm, Rotary, VocabDimShardedEmbedding
 from vllm_neuron.step import Step
 

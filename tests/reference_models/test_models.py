@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoConfig
-from vllm_neuron.model.neuron_config import NeuronConfig
-from vllm_neuron.model.registry import resolve
 
 from tests.support.hf import MODELS
 from vllm_neuron.accuracy.session import Session
+from vllm_neuron.model.neuron_config import NeuronConfig
+from vllm_neuron.model.registry import resolve
 from vllm_neuron.parallel import Group, run_in_threads
 
 BOUND = 1e-5

@@ -132,7 +132,10 @@ def attention_decode(
     softcap: float | None = None,
     sinks_N: Tensor | None = None,
 ) -> Tensor:
-    """Attention of few queries a row over the paged cache (DECODE: Q = 1); arguments as in :func:`segmented_attention`."""
+    """Attention of few queries a row over the paged cache (DECODE: Q = 1).
+
+    Arguments and result as in :func:`segmented_attention`.
+    """
     k, v = _gather(pages, blocks_BM, kv_heads, q_BQND.shape[-1])
     return _attend(q_BQND, k, v, mask_BQS, scale, softcap, sinks_N)
 

@@ -1,4 +1,4 @@
-"""Which model serves which architecture: entry points of the group ``vllm_neuron.models``, found without importing them."""
+"""Which model serves which architecture: entry points of ``vllm_neuron.models``, found without importing them."""
 
 from __future__ import annotations
 
@@ -68,8 +68,12 @@ def find(architecture: str) -> EntryPoint:
             "Uninstall one, or set VLLM_NEURON_MODEL_PACKAGE to the distribution that shall serve it.",
         )
     if len(points) > 1:
-        logger.info("%s is served by %s, not by %s", architecture, _owner(candidates[0]),
-                    ", ".join(_owner(p) for p in points if p is not candidates[0]))
+        logger.info(
+            "%s is served by %s, not by %s",
+            architecture,
+            _owner(candidates[0]),
+            ", ".join(_owner(p) for p in points if p is not candidates[0]),
+        )
     return candidates[0]
 
 

@@ -1,4 +1,4 @@
-"""Paged attention against dense attention over random block tables, windows, caps, sinks; kernels against references."""
+"""Paged attention against dense attention over random tables, windows, caps, sinks; kernels against references."""
 
 from __future__ import annotations
 

@@ -54,3 +54,19 @@ def test_a_pack_is_split_when_its_bucket_would_be_mostly_padding() -> None:
     buckets = plan(NeuronConfig(), max_tokens=2048, max_rows=32, max_model_len=1024, block_sizes=[32])
     packs = buckets.pack([17] * 32)
     assert [buckets.token_bucket(17 * len(pack)) for pack in packs] == [512, 64]
+
+
+def test_every_shape_can_be_run_on_padding() -> None:
+    """Warm-up's steps have the shapes that they are made for, prefills longer than the longest request too."""
+    from vllm_neuron.vllm.worker.inputs import StepBuilder
+    from vllm_neuron.vllm.worker.kv import GroupShape
+    from vllm_neuron.vllm.worker.warmup import empty_work
+
+    buckets = plan(NeuronConfig(), max_tokens=512, max_rows=4, max_model_len=128, block_sizes=[16])
+    builder = StepBuilder(buckets, [GroupShape(16, None, None), GroupShape(16, 40, None)])
+    shapes = buckets.shapes()
+    assert len(shapes) == len(set(shapes))
+    for shape in shapes:
+        work = empty_work(builder, shape)
+        assert work.shape == shape and work.step.tokens == shape.size
+        assert all(view.slots_T.max() < 16 and view.mask_BQS.any(-1).all() for view in work.step.views)

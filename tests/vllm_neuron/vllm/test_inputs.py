@@ -24,9 +24,7 @@ class World:
         random = np.random.default_rng(seed)
         self.groups = groups
         generator = torch.Generator().manual_seed(seed)
-        self.q, self.k, self.v = (
-            [torch.randn(n, HEADS, SIZE, generator=generator) for n in lengths] for _ in range(3)
-        )
+        self.q, self.k, self.v = ([torch.randn(n, HEADS, SIZE, generator=generator) for n in lengths] for _ in range(3))
         self.tables, self.pages = [], []
         for group in groups:
             width = LIMIT // group.block_size
@@ -70,16 +68,19 @@ class World:
         if step.phase is Phase.PREFILL:
             out = NF.flash_attention(q, k[None], v[None], view.mask_BQS, scale=0.4)
         else:
-            out = NF.segmented_attention(
-                q, self.pages[index], view.blocks_BM, view.mask_BQS, kv_heads=HEADS, scale=0.4
-            )
+            out = NF.segmented_attention(q, self.pages[index], view.blocks_BM, view.mask_BQS, kv_heads=HEADS, scale=0.4)
         flat = out.flatten(0, 1)
         return [flat[start : start + count] for start, count in zip(work.starts, work.counts, strict=True)]
 
 
 kinds = st.sampled_from(
-    [GroupShape(4, None, None), GroupShape(4, 1, None), GroupShape(4, 7, None), GroupShape(8, 16, None),
-     GroupShape(4, None, 8)]
+    [
+        GroupShape(4, None, None),
+        GroupShape(4, 1, None),
+        GroupShape(4, 7, None),
+        GroupShape(8, 16, None),
+        GroupShape(4, None, 8),
+    ]
 )
 
 
@@ -92,8 +93,9 @@ kinds = st.sampled_from(
 )
 def test_any_schedule_computes_dense_attention(lengths, groups, seed, data) -> None:
     world = World(lengths, groups, seed)
-    buckets = plan(NeuronConfig(), max_tokens=64, max_rows=5, max_model_len=LIMIT,
-                   block_sizes=[g.block_size for g in groups])
+    buckets = plan(
+        NeuronConfig(), max_tokens=64, max_rows=5, max_model_len=LIMIT, block_sizes=[g.block_size for g in groups]
+    )
     builder = StepBuilder(buckets, groups)
     done = np.zeros(len(lengths), np.int32)
     while (done < lengths).any():

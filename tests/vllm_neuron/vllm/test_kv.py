@@ -68,9 +68,7 @@ def test_F3_windowed_layers_save_memory(vllm_config: VllmConfig) -> None:
     block = 32
     spec = KVSpec(tuple(layer(i, window=None if i % 6 == 5 else 1024, heads=1, size=8) for i in range(60)))
     tokens = 65536
-    needed = sum(
-        tokens if s.sliding_window_size is None else min(tokens, s.sliding_window_size) for s in spec.layers
-    )
+    needed = sum(tokens if s.sliding_window_size is None else min(tokens, s.sliding_window_size) for s in spec.layers)
     assert needed == 706_560 and round(needed / (60 * tokens), 2) == 0.18
 
     full = KVSpec(tuple(layer(i, heads=1, size=8) for i in range(60)))

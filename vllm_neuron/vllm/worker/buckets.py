@@ -5,15 +5,31 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vllm_neuron.errors import ConfigError, ShapeError
 from vllm_neuron.model.neuron_config import NeuronConfig
+from vllm_neuron.step import Phase
 
 SMALLEST_TOKENS = 16
 # A pack is split in two when its bucket would have more padding than this share, and than these tokens: a step more
 # reads all weights once more, which costs about as much as computing that many tokens.
 TOLERATED_SHARE = 0.25
 TOLERATED_TOKENS = 64
+
+
+class Shape(NamedTuple):
+    """One static shape of a step.
+
+    Attributes:
+        phase: the form.
+        size: T, or B of a decode.
+        context: S; T in a prefill.
+    """
+
+    phase: Phase
+    size: int
+    context: int
 
 
 @dataclass(frozen=True)
@@ -29,6 +45,20 @@ class Buckets:
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
     context: tuple[int, ...]
+
+    def shapes(self) -> list[Shape]:
+        """Every shape that a step can have, the smaller ones of a phase first.
+
+        An EXTEND has two new tokens or more (one would be a DECODE) after a cached one, and more than the next smaller
+        bucket holds; contexts that are too short for that don't occur.
+        """
+        found = [Shape(Phase.PREFILL, tokens, tokens) for tokens in self.tokens]
+        below = 0
+        for tokens in self.tokens:
+            fewest = max(below + 1, 2) + 1
+            found += [Shape(Phase.EXTEND, tokens, context) for context in self.context if context >= fewest]
+            below = tokens
+        return found + [Shape(Phase.DECODE, rows, context) for rows in self.rows for context in self.context]
 
     @staticmethod
     def smallest(sizes: Sequence[int], needed: int, what: str) -> int:

@@ -1,7 +1,7 @@
 """From the persistent batch to static steps: which rows run in which form, padded to which bucket.
 
-Everything is numpy on preallocated sizes; a step becomes tensors once, at the end. Masks are made once a step for each
-KV group.
+Everything is numpy; tensors are made of it at the end, without a copy. Masks are made once a step for each kind of KV
+group: groups of one kind differ in their blocks only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from vllm_neuron.step import KVView, Phase, Step
-from vllm_neuron.vllm.worker.buckets import Buckets
+from vllm_neuron.vllm.worker.buckets import Buckets, Shape
 from vllm_neuron.vllm.worker.kv import GroupShape
 
 Ints = NDArray[np.int64]
@@ -47,14 +47,14 @@ class Work:
         rows: batch rows in it.
         starts: index in the step of each row's first token; the row's tokens follow it.
         counts: tokens of each row.
-        shape: (phase, tokens or rows, context), by which strict mode knows it.
+        shape: by which strict mode knows it.
     """
 
     step: Step
     rows: tuple[int, ...]
     starts: tuple[int, ...]
     counts: tuple[int, ...]
-    shape: tuple[str, int, int]
+    shape: Shape
 
     def last_tokens(self) -> list[int]:
         """Index in the step of each row's last token."""
@@ -95,14 +95,17 @@ class StepBuilder:
             positions[start : start + count] = np.arange(count)
             owner[start : start + count] = row
         base = (owner[:, None] == owner[None, :]) & (positions[None, :] <= positions[:, None])
+        masks: dict[GroupShape, torch.Tensor] = {}
         views = []
         for group, table in zip(self.groups, batch.tables, strict=True):
             slots = np.zeros(size, np.int64)
             slots[:used] = _slots(table, owner[:used], positions[:used], group.block_size)
-            mask = _reach(base, positions[None, :], positions[:, None], group)
-            views.append(KVView(_tensor(slots), None, torch.from_numpy(mask)[None]))
+            if group not in masks:
+                mask = _reach(base, positions[None, :], positions[:, None], group)
+                masks[group] = torch.from_numpy(mask)[None]
+            views.append(KVView(_tensor(slots), None, masks[group]))
         step = Step(Phase.PREFILL, _tensor(ids), _tensor(positions), tuple(views), 1)
-        return Work(step, tuple(rows), tuple(starts), tuple(counts), (Phase.PREFILL.value, size, size))
+        return Work(step, tuple(rows), tuple(starts), tuple(counts), Shape(Phase.PREFILL, size, size))
 
     def extend(self, batch: Batch, row: int) -> Work:
         """One row's tokens after cached ones."""
@@ -112,18 +115,21 @@ class StepBuilder:
         ids[:count] = batch.token_ids[row, done : done + count]
         positions[:count] = np.arange(done, done + count)
         one = np.array([row])
+        masks: dict[GroupShape, tuple[torch.Tensor, torch.Tensor]] = {}
         views = []
         for group, table in zip(self.groups, batch.tables, strict=True):
             slots = np.zeros(size, np.int64)
             slots[:count] = _slots(table, np.full(count, row), positions[:count], group.block_size)
-            blocks, start = _blocks(table, one, positions[:1], group, context, size)
-            keys = start[:, None] * group.block_size + np.arange(blocks.shape[1] * group.block_size)
-            mask = _reach(keys <= positions[:, None], keys, positions[:, None], group)
-            mask[count:] = False
-            mask[count:, 0] = True
-            views.append(_view(slots, blocks, mask[None], start * group.block_size))
+            first = _first_block(positions[:1], group)
+            blocks = _blocks(table, one, first, group.blocks_needed(context, size))
+            if group not in masks:
+                mask, start = _paged_mask(positions, first, blocks.shape[1], group)
+                mask[count:] = False
+                mask[count:, 0] = True
+                masks[group] = torch.from_numpy(mask)[None], _tensor(start)
+            views.append(KVView(_tensor(slots), _tensor(blocks), *masks[group]))
         step = Step(Phase.EXTEND, _tensor(ids), _tensor(positions), tuple(views), 1)
-        return Work(step, (row,), (0,), (count,), (Phase.EXTEND.value, size, context))
+        return Work(step, (row,), (0,), (count,), Shape(Phase.EXTEND, size, context))
 
     def decode(self, batch: Batch, rows: Ints) -> Work:
         """One token of each row."""
@@ -134,48 +140,55 @@ class StepBuilder:
         ids, positions = np.zeros(size, np.int64), np.zeros(size, np.int64)
         ids[:count] = batch.token_ids[rows, done]
         positions[:count] = done
+        masks: dict[GroupShape, tuple[torch.Tensor, torch.Tensor]] = {}
         views = []
         for group, table in zip(self.groups, batch.tables, strict=True):
             slots = np.zeros(size, np.int64)
             slots[:count] = _slots(table, rows, done, group.block_size)
-            some, first = _blocks(table, rows, done, group, context, 1)
-            blocks, start = np.zeros((size, some.shape[1]), np.int64), np.zeros(size, np.int64)
-            blocks[:count], start[:count] = some, first
-            keys = start[:, None] * group.block_size + np.arange(blocks.shape[1] * group.block_size)
-            mask = _reach(keys <= positions[:, None], keys, positions[:, None], group)
-            views.append(_view(slots, blocks, mask[:, None], start * group.block_size))
+            first = _first_block(positions, group)
+            width = group.blocks_needed(context, 1)
+            blocks = np.zeros((size, width), np.int64)
+            blocks[:count] = _blocks(table, rows, first[:count], width)
+            if group not in masks:
+                mask, start = _paged_mask(positions, first, width, group)
+                masks[group] = torch.from_numpy(mask)[:, None], _tensor(start)
+            views.append(KVView(_tensor(slots), _tensor(blocks), *masks[group]))
         step = Step(Phase.DECODE, _tensor(ids), _tensor(positions), tuple(views), size)
         every = tuple(range(count))
-        return Work(step, tuple(rows.tolist()), every, (1,) * count, (Phase.DECODE.value, size, context))
+        return Work(step, tuple(rows.tolist()), every, (1,) * count, Shape(Phase.DECODE, size, context))
 
 
 def _tensor(array: Ints) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def _view(slots: Ints, blocks: Ints, mask: Bools, start: Ints) -> KVView:
-    return KVView(_tensor(slots), _tensor(blocks), torch.from_numpy(mask), _tensor(start))
-
-
 def _slots(table: NDArray[np.int32], rows: Ints, positions: Ints, block_size: int) -> Ints:
     return table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
 
 
-def _blocks(
-    table: NDArray[np.int32], rows: Ints, first: Ints, group: GroupShape, context: int, queries: int
-) -> tuple[Ints, Ints]:
-    """The blocks that a row's queries reach, [B, M], and the index of the first one in its table, [B].
-
-    ``first`` is the position of each row's first query. Entries past a row's own blocks are never shown by a mask.
-    """
-    width = group.blocks_needed(context, queries)
-    start = np.zeros(rows.size, np.int64)
+def _first_block(queries: Ints, group: GroupShape) -> Ints:
+    """Index in its table of the first block that a row's first query can reach, [B]."""
     if group.window is not None:
-        start = np.maximum(first - group.window + 1, 0) // group.block_size
-    elif group.chunk is not None:
-        start = first // group.chunk * group.chunk // group.block_size
-    index = np.minimum(start[:, None] + np.arange(width), table.shape[1] - 1)
-    return table[rows[:, None], index].astype(np.int64), start
+        return np.maximum(queries - group.window + 1, 0) // group.block_size
+    if group.chunk is not None:
+        return queries // group.chunk * group.chunk // group.block_size
+    return np.zeros(queries.size, np.int64)
+
+
+def _blocks(table: NDArray[np.int32], rows: Ints, first: Ints, width: int) -> Ints:
+    """``width`` blocks of each row from ``first`` on, [B, M]; a mask shows none past a row's own ones."""
+    index = np.minimum(first[:, None] + np.arange(width), table.shape[1] - 1)
+    return table[rows[:, None], index].astype(np.int64)
+
+
+def _paged_mask(positions: Ints, first: Ints, width: int, group: GroupShape) -> tuple[Bools, Ints]:
+    """The mask of positions [n] over ``width`` blocks from ``first`` on, and the first key's position.
+
+    ``first`` is [n] for rows with a table each, or [1] for queries that share one.
+    """
+    start = first * group.block_size
+    keys = start[:, None] + np.arange(width * group.block_size)
+    return _reach(keys <= positions[:, None], keys, positions[:, None], group), start
 
 
 def _reach(causal: Bools, keys: Ints, queries: Ints, group: GroupShape) -> Bools:

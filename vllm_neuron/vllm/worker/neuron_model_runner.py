@@ -22,14 +22,15 @@ from vllm_neuron.errors import NonFiniteError, ShapeError
 from vllm_neuron.model.kv_cache import KVBinding
 from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.parallel import get_tp_group
-from vllm_neuron.step import Phase, Step
+from vllm_neuron.step import Phase
 from vllm_neuron.vllm.adapter import Adapter
 from vllm_neuron.vllm.worker import kv
-from vllm_neuron.vllm.worker.buckets import Buckets, plan
+from vllm_neuron.vllm.worker.buckets import Buckets, Shape, plan
 from vllm_neuron.vllm.worker.inputs import Batch, StepBuilder, Work
 from vllm_neuron.vllm.worker.prompt_logprobs import PromptLogprobs
 from vllm_neuron.vllm.worker.requests import Requests
 from vllm_neuron.vllm.worker.sampling import RankZeroSampler, rows_not_finite
+from vllm_neuron.vllm.worker.warmup import empty_work
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class NeuronModelRunner:
             model.vocab_size,
             raw_logits="logits" in vllm_config.model_config.logprobs_mode,
         )
-        self.visited: set[tuple[str, int, int]] = set()
+        self.visited: set[Shape] = set()
         self.warm = False
         self._pending: _Pending | None = None
 
@@ -106,13 +107,6 @@ class NeuronModelRunner:
             logitsprocs_need_output_token_ids=bool(model.logits_processors),
         )
 
-    def shapes(self) -> list[tuple[str, int, int]]:
-        """Every static shape that a step can have: (phase, tokens or rows, context)."""
-        b = self.buckets
-        found = [(Phase.PREFILL.value, t, t) for t in b.tokens]
-        found += [(Phase.EXTEND.value, t, c) for t in b.tokens for c in b.context]
-        return found + [(Phase.DECODE.value, r, c) for r in b.rows for c in b.context]
-
     def warm_up(self) -> float:
         """Visit every shape; seconds.
 
@@ -120,13 +114,13 @@ class NeuronModelRunner:
         run and the others are noted, which is said in the log.
         """
         begin = time.perf_counter()
-        shapes = self.shapes()
+        shapes = self.buckets.shapes()
         compiled = self.adapter.needs_full_warmup or self.config.compile_layers
         every = self.config.warmup == "all" or (self.config.warmup == "auto" and compiled)
-        smallest = {phase: min((s for s in shapes if s[0] == phase), default=None) for phase, _, _ in shapes}
-        run = shapes if every else [shape for shape in smallest.values() if shape is not None]
+        smallest = {shape.phase: shape for shape in reversed(shapes)}
+        run = shapes if every else list(smallest.values())
         for shape in run:
-            self._run_empty(shape)
+            self._forward(empty_work(self.builder, shape))
         for rows in self.buckets.rows if every else self.buckets.rows[:1]:
             self.model.compute_logits(torch.zeros(rows, self.hidden_size, dtype=self.dtype))
         self.visited.update(shapes)
@@ -144,23 +138,6 @@ class NeuronModelRunner:
     def hidden_size(self) -> int:
         """H."""
         return self.vllm_config.model_config.get_hidden_size()
-
-    def _run_empty(self, shape: tuple[str, int, int]) -> None:
-        """Run one shape on padding: the null block is all it reads and writes."""
-        phase, size, context = shape
-        tables = [np.zeros((1, self.buckets.context[-1] // g.block_size), np.int32) for g in self.builder.groups]
-        zeros = np.zeros((1, max(self.buckets.context[-1], size) + 1), np.int32)
-        if phase == Phase.PREFILL.value:
-            work = self.builder.prefill(_batch(zeros, 0, size, tables), [0])
-        elif phase == Phase.EXTEND.value:
-            count = min(size, context - 1)
-            if self.buckets.token_bucket(max(count, 1)) != size:
-                return
-            work = self.builder.extend(_batch(zeros, context - count, count, tables), 0)
-        else:
-            rows = np.zeros(size, np.int64)
-            work = self.builder.decode(_batch(zeros, context - 1, 1, tables), rows)
-        self._forward(work)
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -228,7 +205,8 @@ class NeuronModelRunner:
                 raise ShapeError("step", work.shape, "a shape that warm-up visited", "This is a bug in the buckets.")
             logger.warning("Step of a new shape after warm-up: %s", work.shape)
             self.visited.add(work.shape)
-        metrics.STEPS.record(work.shape, sum(work.counts), work.step.tokens)
+        phase, size, context = work.shape
+        metrics.STEPS.record(phase.value, size, context, real=sum(work.counts), padded=work.step.tokens)
         return self.model(work.step)
 
     def _row_logits(self, parts: list[tuple[tuple[int, ...], Tensor]], rows: int) -> Tensor:
@@ -252,9 +230,7 @@ class NeuronModelRunner:
             done.append(self.model.compute_logits(part)[:rows])
         return done[0] if len(done) == 1 else torch.cat(done)
 
-    def _collect_prompt_logprobs(
-        self, work: Work, hidden_TH: Tensor, found: dict[str, LogprobsTensors | None]
-    ) -> None:
+    def _collect_prompt_logprobs(self, work: Work, hidden_TH: Tensor, found: dict[str, LogprobsTensors | None]) -> None:
         for row, start, count in zip(work.rows, work.starts, work.counts, strict=True):
             state = self.requests.states[self.requests.batch.req_ids[row]]
             whole = self.prompt_logprobs.collect(state, hidden_TH[start : start + count])
@@ -313,10 +289,3 @@ def _last(work: Work, hidden_TH: Tensor) -> Tensor:
     if work.step.phase is Phase.DECODE:
         return hidden_TH[: len(work.rows)]
     return hidden_TH[torch.tensor(work.last_tokens())]
-
-
-def _batch(ids: Any, computed: int, scheduled: int, tables: list[Any]) -> Batch:
-    return Batch(ids, np.array([computed], np.int32), np.array([scheduled], np.int32), tables)
-
-
-__all__ = ["NeuronModelRunner", "Step"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,9 @@ class NeuronWorker(WorkerBase):
         from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 
         torch.set_grad_enabled(False)
+        # The last collections of an ending interpreter walk a million objects of torch and vLLM, several CPU seconds
+        # a rank, and vLLM kills a rank that takes five. The system frees the memory anyway.
+        atexit.register(gc.freeze)
         self.device = self.adapter.device
         self.adapter.start(self.parallel_config.world_size)
         NF.set_target(self.adapter.kernel_target)
@@ -163,6 +168,10 @@ class NeuronWorker(WorkerBase):
         from vllm_neuron.errors import UnsupportedError
 
         raise UnsupportedError("profile", is_start, "a profiler of your own around the process")
+
+    def shutdown(self) -> None:
+        """Leave the process group; vLLM destroys it right after this."""
+        set_tp_group(None)
 
     def check_health(self) -> None:
         """Alive when it answers; a wrong environment is found here too."""
