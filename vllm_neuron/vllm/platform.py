@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
@@ -35,7 +35,7 @@ class NeuronPlatform(Platform):
     ray_device_key = ""
     simple_compile_backend = "eager"
     device_control_env_var = "NEURON_RT_VISIBLE_CORES"
-    supported_quantization: ClassVar[list[str]] = []
+    supported_quantization: list[str] = []  # noqa: RUF012 - vLLM declares it so
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:

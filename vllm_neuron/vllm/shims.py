@@ -103,4 +103,4 @@ def _heads_first() -> None:
         original(self, parallel_config)
 
     setattr(verify, _MARK, True)
-    ModelConfig.verify_with_parallel_config = verify
+    setattr(ModelConfig, "verify_with_parallel_config", verify)  # noqa: B010 - mypy refuses the plain form

@@ -58,4 +58,4 @@ def _compile_layers(model: DecoderModel) -> None:
     torch._dynamo.config.accumulated_recompile_limit = 1024
     compiled = {kind: torch.compile(kind.forward, dynamic=False) for kind in {type(layer) for layer in model.layers}}
     for layer in model.layers:
-        layer.forward = MethodType(compiled[type(layer)], layer)  # type: ignore[method-assign]
+        layer.forward = MethodType(compiled[type(layer)], layer)

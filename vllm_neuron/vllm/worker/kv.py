@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ def to_vllm(spec: KVSpec, block_size: int) -> dict[str, KVCacheSpec]:
 
 
 def _layer_to_vllm(layer: LayerSpec, block_size: int) -> KVCacheSpec:
-    common = {
+    common: dict[str, Any] = {
         "block_size": block_size,
         "num_kv_heads": layer.num_kv_heads,
         "head_size": layer.head_size,
@@ -57,9 +58,9 @@ def _layer_to_vllm(layer: LayerSpec, block_size: int) -> KVCacheSpec:
     }
     if layer.kind == "full":
         return FullAttentionSpec(**common, head_size_v=layer.value_size)
-    if layer.kind == "sliding" and layer.value_size == layer.head_size:
+    if layer.sliding_window_size is not None and layer.value_size == layer.head_size:
         return SlidingWindowSpec(**common, sliding_window=layer.sliding_window_size)
-    if layer.kind == "chunked" and layer.value_size == layer.head_size:
+    if layer.chunk_size is not None and layer.value_size == layer.head_size:
         return ChunkedLocalAttentionSpec(**common, attention_chunk_size=layer.chunk_size)
     raise UnsupportedError(
         f"KV cache of {layer.name}",

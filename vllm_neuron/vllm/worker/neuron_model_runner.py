@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -19,6 +18,7 @@ from vllm.v1.worker.gpu_input_batch import InputBatch
 
 from vllm_neuron import metrics
 from vllm_neuron.errors import NonFiniteError, ShapeError
+from vllm_neuron.model.interface import NeuronModel
 from vllm_neuron.model.kv_cache import KVBinding
 from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.parallel import get_tp_group
@@ -56,9 +56,9 @@ class NeuronModelRunner:
         model: loaded and prepared.
     """
 
-    def __init__(self, vllm_config: VllmConfig, config: NeuronConfig, adapter: Adapter, model: Any) -> None:
+    def __init__(self, vllm_config: VllmConfig, config: NeuronConfig, adapter: Adapter, model: NeuronModel) -> None:
         self.vllm_config, self.config, self.adapter = vllm_config, config, adapter
-        self.model: nn.Module = model
+        self.model = model
         self.spec = model.get_kv_spec()
         self.sampler = RankZeroSampler(vllm_config.model_config.logprobs_mode, get_tp_group())
         self.prompt_logprobs = PromptLogprobs(
@@ -132,7 +132,9 @@ class NeuronModelRunner:
     @property
     def dtype(self) -> torch.dtype:
         """Of the activations."""
-        return self.vllm_config.model_config.dtype
+        found = self.vllm_config.model_config.dtype
+        assert isinstance(found, torch.dtype), "vLLM resolves the dtype before it starts a worker"
+        return found
 
     @property
     def hidden_size(self) -> int:
@@ -207,7 +209,7 @@ class NeuronModelRunner:
             self.visited.add(work.shape)
         phase, size, context = work.shape
         metrics.STEPS.record(phase.value, size, context, real=sum(work.counts), padded=work.step.tokens)
-        return self.model(work.step)
+        return self.model.forward(work.step)
 
     def _row_logits(self, parts: list[tuple[tuple[int, ...], Tensor]], rows: int) -> Tensor:
         """float32 [rows, V]: the logits of each row's last token, in the batch's order."""

@@ -75,16 +75,17 @@ class NeuronWorker(WorkerBase):
             ConfigError, CheckpointError, UnsupportedError: before anything is computed.
         """
         config = self.model_config
-        architecture = config.architectures[0]
+        architecture, dtype = config.architectures[0], config.dtype
+        assert isinstance(dtype, torch.dtype), "vLLM resolves the dtype before it starts a worker"
         before = torch.get_default_dtype()
-        torch.set_default_dtype(config.dtype)
+        torch.set_default_dtype(dtype)
         try:
             model = resolve(architecture).from_configs(config.hf_text_config, self.config)
         finally:
             torch.set_default_dtype(before)
         if model.max_position is not None and config.max_model_len > model.max_position:
             raise ConfigError("max_model_len", config.max_model_len, f"at most {model.max_position}, the model's own")
-        model.load_weights(self._folder(), config.dtype)
+        model.load_weights(self._folder(), dtype)
         assert isinstance(model, nn.Module)
         self.adapter.prepare(model.eval(), compile_layers=self.config.compile_layers)
         self._model = model

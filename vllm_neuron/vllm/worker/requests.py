@@ -36,6 +36,7 @@ class Requests:
         generator = None
         if params is not None and params.sampling_type == SamplingType.RANDOM_SEED:
             generator = torch.Generator(device="cpu")
+            assert params.seed is not None
             generator.manual_seed(params.seed)
         state = CachedRequestState(
             req_id=new.req_id,
