@@ -25,8 +25,11 @@ lint: setup  ## style, types and import rules
 docs: setup  ## write the generated references again
 	$(RUN) -m onboard.report.reference
 
-bench: setup  ## throughput against vLLM's own CPU backend, as JSON
-	$(RUN) benchmarks/serving_vs_vllm_cpu.py
+bench: setup  ## throughput and start against vLLM's own CPU backend, host share, diff: JSON
+	$(RUN) -m onboard.cli.main demo-model smollm2 --to models/smollm2
+	$(RUN) benchmarks/serving_vs_vllm_cpu.py models/smollm2
+	$(RUN) benchmarks/host_overhead.py models/smollm2
+	$(RUN) benchmarks/diff_vs_guide_script.py
 
 clean:  ## remove .venv and caches; models/ stays
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
