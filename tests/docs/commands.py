@@ -19,7 +19,6 @@ ELSEWHERE: dict[str, str] = {
     "make docs": "tests/docs/test_reference.py",
     "make bench": "benchmarks/serving_vs_vllm_cpu.py",
     "pip install .": "tests/docs/test_light_install.py",
-    'pip install ".[neuron]" --extra-index-url "$NEURON_PACKAGE_INDEX"': "only on a Trainium machine",
     "onboard demo-model smollm2 --to models/smollm2": "tests/conftest.py",
     "VLLM_NEURON_CPU_MODE=1 vllm serve models/smollm2 --max-model-len 2048": "tests/vllm_neuron/vllm/test_server.py",
     "pip install -e mymodel": "tests/onboard/checks/test_doctor.py",
