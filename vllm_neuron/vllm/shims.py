@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
+import sys
+from collections.abc import Coroutine
 from typing import Any
 
 VERSION = "0.32"
@@ -64,6 +66,7 @@ def apply() -> None:
         return
     _empty_cache_without_accelerator()
     _heads_first()
+    _dead_engine_fails_the_server()
 
 
 def _empty_cache_without_accelerator() -> None:
@@ -104,3 +107,33 @@ def _heads_first() -> None:
 
     setattr(verify, _MARK, True)
     setattr(ModelConfig, "verify_with_parallel_config", verify)  # noqa: B010 - mypy refuses the plain form
+
+
+def _dead_engine_fails_the_server() -> None:
+    """A vLLM 0.32 server whose engine dies ends by itself, but with status 0, which a supervisor takes for success.
+
+    ``serve_http`` returns what is left to close: ``server.shutdown`` after a signal, ``dummy_shutdown`` when the HTTP
+    server ended on its own, and that it does only for a dead engine.
+    """
+    entry: Any = sys.modules.get("vllm.entrypoints.launchers.api_server.entry")
+    if entry is None or hasattr(entry.serve_http, _MARK):
+        return
+    original = entry.serve_http
+
+    @functools.wraps(original)
+    async def serve(app: Any, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, None]:
+        closing = await original(app, *args, **kwargs)
+        engine = app.state.engine_client
+        if closing.__name__ == "dummy_shutdown" and engine is not None and engine.errored:
+            return _fail_after(closing)
+        return closing
+
+    setattr(serve, _MARK, True)
+    entry.serve_http = serve
+
+
+async def _fail_after(closing: Coroutine[Any, Any, None]) -> None:
+    """Close, then end the process with status 1."""
+    await closing
+    logger.error("The engine died; its first error is further up. The server ends with status 1.")
+    raise SystemExit(1)
