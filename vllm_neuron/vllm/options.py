@@ -60,6 +60,7 @@ def _options(c: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     yield "enable_lora", c.lora_config is not None, (False,)
     yield "speculative_config", c.speculative_config and c.speculative_config.method, (None,)
     yield "kv_transfer_config", c.kv_transfer_config and c.kv_transfer_config.kv_connector, (None,)
+    yield "profiler_config", c.profiler_config and c.profiler_config.profiler, (None,)
     yield "kv_cache_dtype", c.cache_config.cache_dtype, ("auto", "bfloat16", "float16", "float32")
     yield "load_format", c.load_config.load_format, ("auto", "safetensors", "hf")
     m = c.model_config

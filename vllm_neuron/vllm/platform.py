@@ -173,6 +173,9 @@ class NeuronPlatform(Platform):
         if parallel.world_size > 1:
             # A fork after torch has started threads hangs.
             envs.set_foreign("VLLM_WORKER_MULTIPROC_METHOD", "spawn", only_if_unset=False)
+        if scheduler.async_scheduling:
+            # vLLM has replaced an unset option by True here, so a user's own True looks the same.
+            logger.info("async_scheduling is off: it is not supported yet")
         scheduler.async_scheduling = False
         if scheduler.scheduler_cls is None:
             scheduler.scheduler_cls = SCHEDULER

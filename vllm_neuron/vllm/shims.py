@@ -13,6 +13,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 VERSION = "0.32"
+DEFAULT_TOKENS = 2048
+DEFAULT_ROWS = 128
 logger = logging.getLogger(__name__)
 _MARK = "_vllm_neuron_shim"
 
@@ -66,6 +68,7 @@ def apply() -> None:
         return
     _empty_cache_without_accelerator()
     _heads_first()
+    _batch_defaults()
     _dead_engine_fails_the_server()
 
 
@@ -107,6 +110,24 @@ def _heads_first() -> None:
 
     setattr(verify, _MARK, True)
     setattr(ModelConfig, "verify_with_parallel_config", verify)  # noqa: B010 - mypy refuses the plain form
+
+
+def _batch_defaults() -> None:
+    """vLLM 0.32 takes default batch limits from the size of a GPU's memory, up to 16,384 tokens and 1,024 rows.
+
+    Each limit is the last of our buckets here: a graph to compile, and a mask of tokens times tokens. A process that
+    has not imported vLLM's arguments makes no configuration from them.
+    """
+    arguments: Any = sys.modules.get("vllm.engine.arg_utils")
+    if arguments is None or hasattr(arguments.EngineArgs.get_batch_defaults, _MARK):
+        return
+    from vllm.usage.usage_lib import UsageContext
+
+    def defaults(cls: type, world_size: int) -> tuple[dict[Any, int], dict[Any, int]]:
+        return dict.fromkeys(UsageContext, DEFAULT_TOKENS), dict.fromkeys(UsageContext, DEFAULT_ROWS)
+
+    setattr(defaults, _MARK, True)
+    arguments.EngineArgs.get_batch_defaults = classmethod(defaults)
 
 
 def _dead_engine_fails_the_server() -> None:

@@ -17,8 +17,16 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.vllm_neuron.vllm.conftest import prompts_of
+
 START_SECONDS = 150
-SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+GRAMMARS = {"backend": "xgrammar", "disable_any_whitespace": True}
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
 
 
 class Server:
@@ -31,7 +39,8 @@ class Server:
         self.log = log
         arguments = [str(Path(sys.executable).with_name("vllm")), "serve", str(folder), "--host", "127.0.0.1"]
         arguments += ["--port", str(self.port), "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4"]
-        arguments += ["--served-model-name", "tiny", "--kv-cache-memory-bytes", str(1 << 24), *options]
+        arguments += ["--served-model-name", "tiny", "--kv-cache-memory-bytes", str(1 << 24)]
+        arguments += ["--structured-outputs-config", json.dumps(GRAMMARS), *options]
         environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
         with log.open("w") as output:
             self.process = subprocess.Popen(arguments, stdout=output, stderr=output, env=environment)
@@ -79,11 +88,15 @@ def server(checkpoint: Any, cpu_mode: None, tmp_path_factory: pytest.TempPathFac
         running.kill()
 
 
-@pytest.fixture(scope="module")
-def client(server: Server) -> Any:
+def openai_client(server: Server) -> Any:
     from openai import OpenAI
 
     return OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Any:
+    return openai_client(server)
 
 
 def test_completion_equals_transformers(client: Any, checkpoint: Any) -> None:
@@ -108,7 +121,7 @@ def test_structured_output(client: Any) -> None:
         messages=[{"role": "user", "content": "is it so?"}],
         max_tokens=100,
         temperature=0,
-        extra_body={"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+        response_format={"type": "json_schema", "json_schema": {"name": "ok", "schema": SCHEMA}},
     )
     assert isinstance(json.loads(answer.choices[0].message.content)["ok"], bool)
 
@@ -143,11 +156,23 @@ def test_sigterm_ends_it_cleanly(server: Server) -> None:
     assert "Traceback" not in server.log.read_text()
 
 
-def test_a_killed_worker_ends_the_server(checkpoint: Any, cpu_mode: None, tmp_path: Path) -> None:
+def assert_two_ranks_agree_with_one(running: Server, checkpoint: Any) -> None:
+    """Greedy tokens of both ranks' work, in a batch, past the largest context of a rank's block."""
+    prompts = prompts_of(3, 40, 130, 200)
+    answer = openai_client(running).completions.create(
+        model="tiny", prompt=prompts, temperature=0, max_tokens=12,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )  # fmt: skip
+    for prompt, choice in zip(prompts, answer.choices, strict=True):
+        checkpoint("llama").assert_greedy(prompt, choice.token_ids)
+
+
+def test_two_ranks_and_a_killed_one_ends_the_server(checkpoint: Any, cpu_mode: None, tmp_path: Path) -> None:
     running = Server(checkpoint("llama").folder, tmp_path / "log.txt", "--tensor-parallel-size", "2")
     try:
         running.wait_until_ready()
         assert len(running.workers()) == 2
+        assert_two_ranks_agree_with_one(running, checkpoint)
         running.workers()[1].kill()
         assert running.process.wait(timeout=30) != 0
         assert not psutil.wait_procs(running.left(), timeout=10)[1]
