@@ -76,11 +76,14 @@ class Attention(nn.Module):
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         """See the class; writes this step's keys and values to the cache when one is bound."""
-        q, k, v = (part.unflatten(-1, (-1, self.head_size)) for part in self.qkv(x_TH))
+        qk, v = self.qkv(x_TH)
+        qk, v = qk.unflatten(-1, (-1, self.head_size)), v.unflatten(-1, (self.qkv.kv_heads, -1))
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = qk.split((self.qkv.heads, self.qkv.kv_heads), dim=1)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         if self.rotary is not None:
-            q, k = self.rotary(step.positions_T, q, k)
+            qk = self.rotary(step.positions_T, qk)
+        q, k = qk.split((self.qkv.heads, self.qkv.kv_heads), dim=1)
         out = self._attend(q, k, v, step)
         return self.o.reduce(NF.o_proj(out.reshape(x_TH.shape[0], -1), self.o.matrix, self.o.local_bias))
 

@@ -154,10 +154,10 @@ class QKVLinear(Linear):
                     fused_qkv_weight_loader(sizes[0], sizes[1], 0, ranks, num_kv_replicas=replicas, v_size=sizes[2]),
                 )
 
-    def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [T, N * D], k [T, K * D], v [T, K * E]: views of one product."""
-        q, k, v = NF.qkv_proj(x_TH, self.matrix, self.bias).split(self.sizes, dim=-1)
-        return q, k, v
+    def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [T, (N + K) * D], values [T, K * E]: views of one product."""
+        qk, v = NF.qkv_proj(x_TH, self.matrix, self.bias).split((self.sizes[0] + self.sizes[1], self.sizes[2]), dim=-1)
+        return qk, v
 
 
 class RowParallelLinear(Linear):

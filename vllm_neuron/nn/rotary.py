@@ -125,7 +125,7 @@ class Rotary(nn.Module):
             table = NF.rotary_table(c.inverse_frequencies(), c.max_position, interleaved=c.interleaved)
         self.table = table.to(device=device, dtype=dtype)
 
-    def forward(self, positions_T: Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Turn each of ``heads`` [T, n, D] by the tokens' positions int64 [T]."""
+    def forward(self, positions_T: Tensor, x_TND: Tensor) -> Tensor:
+        """Turn heads [T, N, D], queries and keys side by side, by the tokens' positions int64 [T]."""
         rows = torch.index_select(self.table, 0, positions_T)
-        return tuple(NF.rotary(x, rows, interleaved=self.config.interleaved) for x in heads)
+        return NF.rotary(x_TND, rows, interleaved=self.config.interleaved)

@@ -50,10 +50,10 @@ def test_packs_hold_every_prefill_once_and_fit(lengths: list[int]) -> None:
 
 
 def test_a_pack_is_split_when_its_bucket_would_be_mostly_padding() -> None:
-    """32 prompts of 17 tokens are 544: 510 in 512 and 34 in 64, not 544 in 1024."""
+    """32 prompts of 17 tokens are 544: twice 255 in 256 and 34 in 64, not 544 in 1024."""
     buckets = plan(NeuronConfig(), max_tokens=2048, max_rows=32, max_model_len=1024, block_sizes=[32])
     packs = buckets.pack([17] * 32)
-    assert [buckets.token_bucket(17 * len(pack)) for pack in packs] == [512, 64]
+    assert [buckets.token_bucket(17 * len(pack)) for pack in packs] == [256, 256, 64]
 
 
 def test_every_shape_can_be_run_on_padding() -> None:

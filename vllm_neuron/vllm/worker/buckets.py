@@ -16,6 +16,9 @@ SMALLEST_TOKENS = 16
 # reads all weights once more, which costs about as much as computing that many tokens.
 TOLERATED_SHARE = 0.25
 TOLERATED_TOKENS = 64
+# Several requests share a pack up to this many tokens: beyond, the [T, T] scores between strangers cost more than a
+# further step.
+PACKED_TOKENS = 256
 
 
 class Shape(NamedTuple):
@@ -107,8 +110,9 @@ class Buckets:
         return packs
 
     def _pack_limit(self, rest: int, first: int) -> int:
-        if rest > self.tokens[-1]:
-            return self.tokens[-1]
+        most = max(min(PACKED_TOKENS, self.tokens[-1]), self.token_bucket(first))
+        if rest > most:
+            return most
         whole = self.token_bucket(rest)
         if whole - rest <= max(TOLERATED_SHARE * whole, TOLERATED_TOKENS):
             return whole
