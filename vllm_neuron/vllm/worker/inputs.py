@@ -121,7 +121,8 @@ class StepBuilder:
             slots = np.zeros(size, np.int64)
             slots[:count] = _slots(table, np.full(count, row), positions[:count], group.block_size)
             first = _first_block(positions[:1], group)
-            blocks = _blocks(table, one, first, group.blocks_needed(context, size))
+            last = positions[count - 1 : count] // group.block_size
+            blocks = _blocks(table, one, first, last, group.blocks_needed(context, size))
             if group not in masks:
                 mask, start = _paged_mask(positions, first, blocks.shape[1], group)
                 mask[count:] = False
@@ -148,7 +149,7 @@ class StepBuilder:
             first = _first_block(positions, group)
             width = group.blocks_needed(context, 1)
             blocks = np.zeros((size, width), np.int64)
-            blocks[:count] = _blocks(table, rows, first[:count], width)
+            blocks[:count] = _blocks(table, rows, first[:count], done // group.block_size, width)
             if group not in masks:
                 mask, start = _paged_mask(positions, first, width, group)
                 masks[group] = torch.from_numpy(mask)[:, None], _tensor(start)
@@ -175,10 +176,14 @@ def _first_block(queries: Ints, group: GroupShape) -> Ints:
     return np.zeros(queries.size, np.int64)
 
 
-def _blocks(table: NDArray[np.int32], rows: Ints, first: Ints, width: int) -> Ints:
-    """``width`` blocks of each row from ``first`` on, [B, M]; a mask shows none past a row's own ones."""
+def _blocks(table: NDArray[np.int32], rows: Ints, first: Ints, last: Ints, width: int) -> Ints:
+    """``width`` blocks of each row from ``first`` on, [B, M]; the null block past ``last``, a row's own last one.
+
+    A mask shows none of those, but the table has entries of earlier requests there, and a NaN of a broken neighbour
+    gets past a mask: 0 * NaN is NaN.
+    """
     index = np.minimum(first[:, None] + np.arange(width), table.shape[1] - 1)
-    return table[rows[:, None], index].astype(np.int64)
+    return np.where(index <= last[:, None], table[rows[:, None], index], 0).astype(np.int64)
 
 
 def _paged_mask(positions: Ints, first: Ints, width: int, group: GroupShape) -> tuple[Bools, Ints]:

@@ -191,15 +191,17 @@ class NeuronModelRunner:
     def _isolated(self, batch: Batch, work: Work) -> list[tuple[Work, Tensor]]:
         """Run a step; when packed prefills come out non-finite, run each alone.
 
-        A NaN value times a masked weight of 0 is NaN, so one broken request would break its neighbours in the pack.
+        A NaN value times a masked weight of 0 is NaN, so one broken request would break its neighbours in the pack,
+        and through the padding, which is written to the null block, every later step.
         """
         hidden_TH = self._forward(work)
-        packed = work.step.phase is Phase.PREFILL and len(work.rows) > 1
-        if not packed or bool(torch.isfinite(_last(work, hidden_TH).sum())):
+        if work.step.phase is Phase.DECODE or bool(torch.isfinite(_last(work, hidden_TH).sum())):
             return [(work, hidden_TH)]
         self._clear_block(0)
+        if len(work.rows) == 1:
+            return [(work, hidden_TH)]
         alone = [self.builder.prefill(batch, [row]) for row in work.rows]
-        return [(piece, self._forward(piece)) for piece in alone]
+        return [part for piece in alone for part in self._isolated(batch, piece)]
 
     def _forward(self, work: Work) -> Tensor:
         if self.warm and work.shape not in self.visited:
