@@ -9,6 +9,8 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Threads that wait by spinning stall each other when several processes of a test share two cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # A deadline for each example measures the machine, not the code.
 settings.register_profile("project", deadline=None)
