@@ -52,6 +52,8 @@ def choose_mode() -> Mode:
     """The mode for this process and its children: Neuron devices if there are any, else CPU mode is switched on."""
     envs.set_foreign("HF_HUB_OFFLINE", "1")
     envs.set_foreign("VLLM_NO_USAGE_STATS", "1")
+    # Server, engine and client share the cores here: threads that wait by spinning would stall one another.
+    envs.set_foreign("OMP_WAIT_POLICY", "passive")
     if mode().name == "inactive":
         envs.set_foreign("VLLM_NEURON_CPU_MODE", "1", only_if_unset=False)
     return mode()
