@@ -14,6 +14,7 @@ PLATFORM_GROUP = "vllm.platform_plugins"
 GENERAL_GROUP = "vllm.general_plugins"
 MODEL_GROUP = "vllm_neuron.models"
 OURS = {PLATFORM_GROUP: "neuron", GENERAL_GROUP: "neuron_general"}
+DISTRIBUTION = "neuron-onboard"
 REINSTALL = "Install the package again: pip install neuron-onboard (or `pip install -e .` in a clone)."
 _UNSET = "\0unset"
 
@@ -151,8 +152,16 @@ def _duplicates(points: list[EntryPoint]) -> list[Finding]:
         owners[point.name].add(_distribution(point))
     findings = []
     preferred = envs.foreign("VLLM_NEURON_MODEL_PACKAGE")
+    everyone = sorted(set().union(*owners.values()))
+    if preferred and preferred not in everyone:
+        wrong = f"is {preferred!r}, which is none of {', '.join(everyone)}"
+        findings.append(error("VLLM_NEURON_MODEL_PACKAGE", wrong, "Set it to one of these, or unset it."))
     for architecture, names in sorted(owners.items()):
-        if len(names) > 1 and preferred not in names:
+        # The registry's rule: the chosen package, else a user's own before ours; two of a user's own are unclear.
+        theirs = names - {DISTRIBUTION}
+        if len(names) > 1 and len(theirs) == 1 and preferred not in names:
+            findings.append(ok(f"model {architecture}", f"served by {theirs.pop()}, which wins over {DISTRIBUTION}"))
+        elif len(names) > 1 and preferred not in names:
             findings.append(
                 error(
                     f"model {architecture}",

@@ -5,9 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.model.hf_config import head_size, refuse_unless, require, rope_parameters
 from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.nn import RotaryConfig
+
+# What models of other families put on top of this architecture; none of it is computed here.
+NOT_LLAMA = (
+    "attention_multiplier",
+    "attn_logit_softcapping",
+    "embedding_multiplier",
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "qk_norm",
+    "residual_multiplier",
+    "use_qk_norm",
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,16 @@ class LlamaConfig:
             ConfigError, UnsupportedError: naming the field and its value.
         """
         refuse_unless(hf_config, "pretraining_tp", 1, None)
+        for name in NOT_LLAMA:
+            refuse_unless(hf_config, name, None, 1.0, False)
+        # transformers' Llama turns the whole head, whatever these say.
+        refuse_unless(hf_config, "partial_rotary_factor", None, 1.0)
+        if rope_parameters(hf_config).get("partial_rotary_factor", 1.0) != 1.0:
+            raise UnsupportedError(
+                "rope_parameters.partial_rotary_factor",
+                rope_parameters(hf_config)["partial_rotary_factor"],
+                "1.0 or none",
+            )
         head_dim = head_size(hf_config)
         positions = require(hf_config, "max_position_embeddings")
         return cls(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
+
 import torch
 from torch import Tensor
 
-_packed_matrices: list[Tensor] = []
+_packed_matrices: dict[int, Tensor] = {}
+_handles = itertools.count()
 
 
 @torch.library.custom_op("vllm_neuron::packed_linear", mutates_args=())
 def _packed_linear(x: Tensor, handle: Tensor, bias_O: Tensor | None, features: int) -> Tensor:
     """``PackedWeight.matmul`` as an operator that torch.compile does not look into.
 
-    The compiler can't take a oneDNN tensor as an input, so a graph gets the matrix's place in a list, as a tensor: one
+    The compiler can't take a oneDNN tensor as an input, so a graph gets the matrix's number, as a tensor: one
     graph then serves all layers.
     """
     return torch.ops.mkldnn._linear_pointwise(x, _packed_matrices[int(handle)], bias_O, "none", [], "")
@@ -30,16 +34,19 @@ class PackedWeight:
         weight_OH: the matrix as ``nn.Linear`` stores it, bfloat16 or float32.
     """
 
-    __slots__ = ("_handle", "_packed", "shape")
+    __slots__ = ("__weakref__", "_handle", "_packed", "shape")
 
     # oneDNN picks a layout for a row count; one for decode serves prefill about as well.
     ROWS = 16
+    DTYPES = (torch.bfloat16, torch.float32)
 
     def __init__(self, weight_OH: Tensor) -> None:
         self.shape = torch.Size((weight_OH.shape[1], weight_OH.shape[0]))
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OH.contiguous(), self.ROWS)
-        self._handle = torch.tensor(len(_packed_matrices), device="cpu")
-        _packed_matrices.append(self._packed)
+        number = next(_handles)
+        self._handle = torch.tensor(number, device="cpu")
+        _packed_matrices[number] = self._packed
+        weakref.finalize(self, _packed_matrices.pop, number)
 
     @property
     def nbytes(self) -> int:

@@ -34,9 +34,14 @@ def refuse_unless(hf_config: Any, name: str, *allowed: Any) -> None:
         UnsupportedError: naming field and value.
     """
     value = getattr(hf_config, name, _MISSING)
-    if value is not _MISSING and value not in allowed:
+    if value is not _MISSING and not any(_same(value, each) for each in allowed):
         expected = " or ".join(repr(a) for a in allowed)
         raise UnsupportedError(f"config.{name}", value, expected, "This model's code does not implement it.")
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Equal, and not a boolean that happens to equal a number."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def head_size(hf_config: Any) -> int:

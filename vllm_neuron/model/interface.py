@@ -142,10 +142,19 @@ class DecoderModel(nn.Module):
             progress: show progress (first rank, on a terminal).
 
         Raises:
+            ConfigError: the model was built for another dtype.
             CheckpointError: files missing, damaged or incomplete; the message lists keys and parameters.
             UnsupportedError: a quantised checkpoint.
         """
         group = get_tp_group()
+        built = {layer.dtype for layer in self.get_kv_spec().layers} - {dtype}
+        if built:
+            raise ConfigError(
+                "load_weights.dtype",
+                dtype,
+                f"{built.pop()}, which the model was built for",
+                "Set torch's default dtype before from_configs.",
+            )
         if self.tie_word_embeddings:
             self.head.weight = None
         report = load_model(

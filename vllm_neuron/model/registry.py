@@ -14,6 +14,20 @@ from vllm_neuron.model.neuron_config import NeuronConfig
 logger = logging.getLogger(__name__)
 GROUP = "vllm_neuron.models"
 OURS = "neuron-onboard"
+# What a module may raise while it is imported.
+BROKEN_IMPORT = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 
 
 class Factory(Protocol):
@@ -57,6 +71,9 @@ def find(architecture: str) -> EntryPoint:
             f"entry-point group {GROUP!r}; see docs/add-a-model.md.".strip(),
         )
     chosen = envs.VLLM_NEURON_MODEL_PACKAGE
+    owners = sorted({_owner(point) for some in known.values() for point in some})
+    if chosen and chosen not in owners:
+        raise ConfigError("VLLM_NEURON_MODEL_PACKAGE", chosen, "one of " + ", ".join(owners), nearest(chosen, owners))
     preferred = [p for p in points if _owner(p) == chosen] if chosen else []
     theirs = [p for p in points if _owner(p) != OURS]
     candidates = preferred or theirs or points
@@ -87,7 +104,7 @@ def resolve(architecture: str) -> type[Factory]:
     point = find(architecture)
     try:
         return point.load()
-    except (ImportError, AttributeError, SyntaxError) as error:
+    except BROKEN_IMPORT as error:
         raise ConfigError(
             f"model package {_owner(point)}: {point.value}",
             f"{type(error).__name__}: {error}",

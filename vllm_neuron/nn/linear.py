@@ -62,8 +62,11 @@ class Linear(nn.Module):
         return self.weight.t()
 
     def pack(self) -> None:
-        """Replace the plain weight by one in the CPU's preferred layout; the plain one is freed."""
-        if self.weight is not None:
+        """Replace the plain weight by one in the CPU's preferred layout; the plain one is freed.
+
+        A float16 weight stays plain: oneDNN packs it on some processors only.
+        """
+        if self.weight is not None and self.weight.dtype in NF.PackedWeight.DTYPES:
             self._packed = NF.PackedWeight(self.weight.data)
             self.weight = None
 

@@ -15,14 +15,14 @@ def load() -> None:
 
     if current_platform.device_name != "cpu" or not current_platform.is_out_of_tree():
         return
-    _log_like_vllm()
+    log_like_vllm()
     from vllm_neuron.vllm import shims
 
     shims.apply()
     _register_unknown_architectures()
 
 
-def _log_like_vllm() -> None:
+def log_like_vllm() -> None:
     """vLLM sets up its own logger only; without its handlers our INFO lines go nowhere."""
     ours, theirs = logging.getLogger("vllm_neuron"), logging.getLogger("vllm")
     ours.setLevel(envs.VLLM_NEURON_LOG_LEVEL)

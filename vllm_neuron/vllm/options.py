@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from vllm.exceptions import VLLMClientError
+
 from vllm_neuron.errors import ConfigError, UnsupportedError, nearest
 from vllm_neuron.model.neuron_config import NeuronConfig
 
@@ -18,8 +20,12 @@ UNSUPPORTED_IN_A_REQUEST = (
 )
 
 
-class RequestError(UnsupportedError, ValueError):
-    """A request that can't be served. As a ``ValueError`` it is the client's fault to vLLM's server: status 400."""
+class RequestError(UnsupportedError, VLLMClientError, ValueError):
+    """A request that can't be served.
+
+    vLLM 0.32 hands a ``VLLMClientError`` through to its server, which answers a ``ValueError`` with status 400; any
+    other exception would become a 500 without a text.
+    """
 
 
 def neuron_config(vllm_config: Any) -> NeuronConfig:
@@ -62,6 +68,18 @@ def _options(c: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     yield "kv_transfer_config", c.kv_transfer_config and c.kv_transfer_config.kv_connector, (None,)
     yield "profiler_config", c.profiler_config and c.profiler_config.profiler, (None,)
     yield "kv_cache_dtype", c.cache_config.cache_dtype, ("auto", "bfloat16", "float16", "float32")
+    cache, offload = c.cache_config, c.offload_config
+    yield "cpu_offload_gb", offload.uva.cpu_offload_gb, (0,)
+    yield "offload_group_size", offload.prefetch.offload_group_size, (0,)
+    yield "kv_offloading_size", cache.kv_offloading_size, (None,)
+    yield "kv_cache_dtype_skip_layers", cache.kv_cache_dtype_skip_layers, ([],)
+    yield "kv_sharing_fast_prefill", cache.kv_sharing_fast_prefill, (False,)
+    yield "attention_backend", c.attention_config.backend, (None,)
+    yield "weight_transfer_config", c.weight_transfer_config and c.weight_transfer_config.backend, (None,)
+    yield "model_loader_extra_config", c.load_config.model_loader_extra_config, ({},)
+    yield "ignore_patterns", c.load_config.ignore_patterns, (["original/**/*"], [])
+    yield "disable_hybrid_kv_cache_manager", c.scheduler_config.disable_hybrid_kv_cache_manager, (None, False)
+    yield "enable_layerwise_nvtx_tracing", c.observability_config.enable_layerwise_nvtx_tracing, (False,)
     yield "load_format", c.load_config.load_format, ("auto", "safetensors", "hf")
     m = c.model_config
     if m is None:

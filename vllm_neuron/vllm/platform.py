@@ -9,7 +9,7 @@ import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from vllm_neuron import envs
-from vllm_neuron.errors import UnsupportedError
+from vllm_neuron.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -160,6 +160,7 @@ class NeuronPlatform(Platform):
         cls._choose(vllm_config)
         if vllm_config.model_config is not None and vllm_config.cache_config is not None:
             refuse_unsupported(vllm_config)
+            _refuse_foreign_scheduler(vllm_config)
             _refuse_unknown_architecture(vllm_config)
 
     @classmethod
@@ -186,6 +187,18 @@ class NeuronPlatform(Platform):
         cache = vllm_config.cache_config
         if cache is not None and not cache.user_specified_block_size:
             cache.block_size = BLOCK_SIZE
+
+
+def _refuse_foreign_scheduler(vllm_config: VllmConfig) -> None:
+    """Only our scheduler ends a request whose logits are not finite; under another one it would never end."""
+    chosen = vllm_config.scheduler_config.scheduler_cls
+    if chosen == SCHEDULER:
+        return
+    from vllm_neuron.vllm.core.scheduler import NeuronScheduler
+
+    kind = vllm_config.scheduler_config.get_scheduler_cls()
+    if not (isinstance(kind, type) and issubclass(kind, NeuronScheduler)):
+        raise ConfigError("scheduler_cls", chosen, f"a subclass of {SCHEDULER}", "Leave it out, or derive from that.")
 
 
 def _refuse_unknown_architecture(vllm_config: VllmConfig) -> None:

@@ -143,8 +143,8 @@ def _dead_engine_fails_the_server() -> None:
 
     @functools.wraps(original)
     async def serve(app: Any, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, None]:
+        engine = app.state.engine_client  # gone from the app once its life cycle has ended
         closing = await original(app, *args, **kwargs)
-        engine = app.state.engine_client
         if closing.__name__ == "dummy_shutdown" and engine is not None and engine.errored:
             return _fail_after(closing)
         return closing

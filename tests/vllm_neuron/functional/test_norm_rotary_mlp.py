@@ -103,3 +103,25 @@ def test_packed_weight_gives_the_plain_product(dtype: torch.dtype, rows: int) ->
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(NF.linear(x, packed, bias).double(), expected, rtol=tolerance, atol=tolerance * 10)
     assert torch.equal(packed.dense(), weight.t())
+
+
+def test_a_packed_weight_is_freed_with_its_layer() -> None:
+    """The compiler's list of packed matrices must not keep a model alive that nobody has any more."""
+    import gc
+
+    from vllm_neuron.functional import weight
+
+    before = len(weight._packed_matrices)
+    packed = [NF.PackedWeight(torch.randn(16, 16)) for _ in range(3)]
+    assert len(weight._packed_matrices) == before + 3
+    del packed
+    gc.collect()
+    assert len(weight._packed_matrices) == before
+
+
+def test_a_float16_layer_is_not_packed() -> None:
+    from vllm_neuron.nn import ColumnParallelLinear
+
+    layer = ColumnParallelLinear(16, 16, dtype=torch.float16)
+    layer.pack()
+    assert layer.weight is not None and not isinstance(layer.matrix, NF.PackedWeight)

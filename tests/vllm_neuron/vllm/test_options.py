@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from vllm import PoolingParams, SamplingParams
+from vllm.exceptions import VLLMClientError
 
 import vllm_neuron
 from vllm_neuron.errors import ConfigError, UnsupportedError
@@ -51,8 +52,9 @@ def test_a_request_is_refused_by_name(name: str, value: Any) -> None:
     setattr(params, name, value)
     with pytest.raises(options.RequestError, match=name) as caught:
         NeuronPlatform.validate_request(None, params)
-    # vLLM's server answers 400 to a ValueError, and 500 to what it does not know.
-    assert isinstance(caught.value, ValueError) and isinstance(caught.value, UnsupportedError)
+    # vLLM hands its own client errors through to the server, which answers 400 to a ValueError.
+    assert isinstance(caught.value, VLLMClientError) and isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, UnsupportedError) and name in str(caught.value)
 
 
 def test_pooling_is_refused_and_plain_requests_pass() -> None:
@@ -88,8 +90,8 @@ def test_our_log_lines_go_where_vllm_writes_its_own(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(theirs, "handlers", [handler])
     monkeypatch.setattr(ours, "handlers", [])
     monkeypatch.setattr(ours, "propagate", True)
-    general._log_like_vllm()
-    general._log_like_vllm()
+    general.log_like_vllm()
+    general.log_like_vllm()
     assert ours.handlers == [handler] and not ours.propagate
 
 

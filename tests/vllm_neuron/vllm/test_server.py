@@ -131,6 +131,8 @@ def test_refused_requests_are_the_clients_fault(client: Any) -> None:
 
     with pytest.raises(BadRequestError, match="thinking_token_budget"):
         client.completions.create(model="tiny", prompt="x", extra_body={"thinking_token_budget": 3})
+    with pytest.raises(BadRequestError, match="watermarking: got True"):
+        client.completions.create(model="tiny", prompt="x", extra_body={"watermarking": True})
     with pytest.raises(BadRequestError, match="256"):
         client.completions.create(model="tiny", prompt=[5] * 400)
 
@@ -176,7 +178,9 @@ def test_two_ranks_and_a_killed_one_ends_the_server(checkpoint: Any, cpu_mode: N
         running.workers()[1].kill()
         assert running.process.wait(timeout=30) != 0
         assert not psutil.wait_procs(running.left(), timeout=10)[1]
-        assert "died unexpectedly" in running.log.read_text()
+        log = running.log.read_text()
+        assert "died unexpectedly" in log and "The server ends with status 1" in log
+        assert "AttributeError" not in log
     finally:
         running.kill()
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from vllm_neuron import envs
+from vllm_neuron.errors import ConfigError
 from vllm_neuron.model.interface import DecoderModel
 
 GIB = 2**30
@@ -28,7 +29,12 @@ class CpuAdapter:
     def start(self, local_ranks: int) -> None:
         """Divide the cores that this process may use among the ranks."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(envs.VLLM_NEURON_CPU_THREADS or max(1, cores // local_ranks))
+        chosen = envs.VLLM_NEURON_CPU_THREADS
+        if chosen > cores:
+            raise ConfigError(
+                "VLLM_NEURON_CPU_THREADS", chosen, f"at most {cores}, the cores that this process may use"
+            )
+        torch.set_num_threads(chosen or max(1, cores // local_ranks))
 
     def total_memory(self) -> int:
         """The machine's memory."""

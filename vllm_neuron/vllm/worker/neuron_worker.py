@@ -25,6 +25,7 @@ from vllm_neuron.parallel import TorchGroup
 from vllm_neuron.parallel.neuron_parallel_state import set_tp_group
 from vllm_neuron.vllm import options
 from vllm_neuron.vllm.adapter import get_adapter
+from vllm_neuron.vllm.general import log_like_vllm
 from vllm_neuron.vllm.worker import kv
 from vllm_neuron.vllm.worker.neuron_model_runner import NeuronModelRunner
 
@@ -43,6 +44,7 @@ class NeuronWorker(WorkerBase):
         is_driver_worker: bool = False,
     ) -> None:
         super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker)
+        log_like_vllm()
         self.config = options.neuron_config(vllm_config)
         self.adapter = get_adapter()
         self.runner: NeuronModelRunner | None = None

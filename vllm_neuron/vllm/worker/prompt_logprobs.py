@@ -11,6 +11,9 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
+# Positions whose logits are held at a time: 64 rows of a 262,144-word vocabulary are 67 MB.
+AT_ONCE = 64
+
 
 class PromptLogprobs:
     """The requests that want them, and what they have so far.
@@ -58,8 +61,9 @@ class PromptLogprobs:
             state.in_progress_prompt_logprobs_cpu = whole
         start = state.num_computed_tokens
         rows = min(hidden_QH.shape[0], len(prompt) - 1 - start)
-        if rows > 0:
-            self._fill(whole, start, hidden_QH[:rows], prompt[start + 1 : start + 1 + rows], count)
+        for first in range(0, rows, AT_ONCE):
+            last = min(first + AT_ONCE, rows)
+            self._fill(whole, start + first, hidden_QH[first:last], prompt[start + 1 + first : start + 1 + last], count)
         if start + hidden_QH.shape[0] < len(prompt):
             return None
         del self.wanted[state.req_id]
