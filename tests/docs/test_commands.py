@@ -40,3 +40,25 @@ def test_commands_are_found(tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text("text\n```bash\n# note\n$ a \\\n  b  # why\nc\n```\n```python\nd\n```\n")
     monkeypatch.setattr(commands, "ROOT", tmp_path)
     assert list(commands.commands()) == [Command("README.md", 4, "a b"), Command("README.md", 6, "c")]
+
+
+def test_the_proof_of_add_a_model_runs(tmp_path, monkeypatch):
+    """The page's Python block, word for word, on a tiny checkpoint; only the architecture's name is another."""
+    import re
+
+    from tests.support.hf import MODELS
+
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/add-a-model.md").read_text(), re.DOTALL | re.MULTILINE)
+    proof = next(block for block in blocks if "Session(" in block)
+    MODELS["llama"].save(tmp_path / "my-checkpoint")
+    script = proof.replace("MyModelForCausalLM", "LlamaForCausalLM")
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"[\d.e-]+", done.stdout.replace("tensor(", "")).group()) < 1e-5
