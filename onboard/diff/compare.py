@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from onboard.arch.spec import ArchSpec
@@ -13,7 +14,7 @@ from onboard.diff.rows import ITEMS, Diff, Row
 from onboard.diff.rules import RULES
 from onboard.diff.show import jsonable
 from onboard.diff.side import side
-from onboard.diff.sources import source_text
+from onboard.diff.sources import quantization_source, source_text
 from onboard.diff.table import BY_LAYER, FIELDS, mixers
 from onboard.facts.api import ModelFacts
 
@@ -157,10 +158,12 @@ class Comparison:
             self.add(Field("config.section", "config structure", "model", mixers, (CONFIG, TABLE)), a, b)
             if same:
                 self.rows[-1] = Row("config structure", "config.section", "spelling", a, b)
-        quantised = [_quantisation(m.facts) for m in (self.a, self.b)]
+        quantised = [m.facts.quantization for m in (self.a, self.b)]
         if quantised[0] != quantised[1]:
-            touched = ("neuron_config", TABLE)
-            self.add(Field("quantization", "special features", "model", mixers, touched), *quantised)
+            field = Field("quantization", "special features", "model", mixers, ("neuron_config", TABLE))
+            self.add(field, *(one or "none" for one in quantised))
+            a_source, b_source = (quantization_source(m.facts) for m in (self.a, self.b))
+            self.rows[-1] = replace(self.rows[-1], a_source=a_source, b_source=b_source)
 
     def spelling(self) -> None:
         """Names, and keys that hold the same value under another spelling."""
@@ -178,14 +181,6 @@ class Comparison:
 
 def _keys(value: Any) -> Any:
     return frozenset(value) if isinstance(value, Mapping) else None
-
-
-def _quantisation(facts: ModelFacts) -> str | None:
-    block = facts.raw.get("quantization_config") or facts.text.get("quantization_config")
-    if not isinstance(block, Mapping):
-        return None
-    method = block.get("quant_method") or block.get("quant_algo") or block.get("format")
-    return str(method) if method else "of unnamed method"
 
 
 def diff(

@@ -13,7 +13,7 @@ from onboard.diff.labels import pattern_text
 from onboard.diff.rows import ITEMS, Side
 from onboard.diff.show import jsonable
 from onboard.diff.side import side
-from onboard.diff.sources import source_text
+from onboard.diff.sources import quantization_source, source_text
 from onboard.diff.table import FIELDS, mixers
 from onboard.facts.api import ModelFacts
 
@@ -78,6 +78,7 @@ def inspect(facts: ModelFacts, structure: Mapping[str, Any] | None = None) -> In
             source_text(facts, ("layers.kinds",)),
         ),
         ("config structure", "config.section", facts.section or "top", None),
+        ("special features", "quantization", facts.quantization or "none", quantization_source(facts)),
     ]
     for field in FIELDS:
         value = model.present(field) if field.presence else model.value(field)

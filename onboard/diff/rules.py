@@ -154,6 +154,13 @@ def section(value: str) -> Answer:
     return Wiring(f"from_configs reads hf_config.{value}; the checkpoint table takes the prefix of its keys")
 
 
+def quantization(value: str) -> Answer:
+    """No quantised checkpoint loads."""
+    if value == "none":
+        return Wiring("nothing to do, the weights are stored as dtype says")
+    return Missing(f"loading of {value} weights (the loader refuses quantised checkpoints)")
+
+
 RULES: dict[str, Rule] = {
     "mixer": mixers,
     "layers.pattern": lambda value: Wiring("the model's constructor picks the arguments of layer i by its kind"),
@@ -234,5 +241,5 @@ RULES: dict[str, Rule] = {
     "towers": lambda value: Wiring("nothing to do, the part is not there") if value == "none"
     else Missing(f"{value}; for text alone, Drop rows in the checkpoint table are enough"),
     "config.section": section,
-    "quantization": always("loading of this quantisation"),
+    "quantization": quantization,
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from onboard.facts.api import ModelFacts
 
@@ -32,3 +32,17 @@ def _records(facts: ModelFacts, path: str) -> list[str]:
             return here
         path = path.rpartition(".")[0]
     return []
+
+
+def quantization_source(facts: ModelFacts) -> str:
+    """Which key says how the weights are stored; a catalog entry keeps what that key said."""
+    if facts.quantization is None:
+        return "derived (no quantization_config)"
+    if facts.quantization == "unnamed":
+        return "explicit (quantization_config)"
+    own = facts.text.get("quantization_config")
+    top = facts.raw.get("quantization_config")
+    inside = facts.section if own and not top else ""
+    block = top or own
+    key = "quant_algo" if isinstance(block, Mapping) and not block.get("quant_method") else "quant_method"
+    return f"explicit ({inside + '.' if inside else ''}quantization_config.{key})"
