@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from onboard.arch.spec import ArchSpec
-from onboard.diff.coverage import cover
+from onboard.diff.coverage import cover, detail_of
 from onboard.diff.fields import ABSENT, CONFIG, KV, TABLE, Field
+from onboard.diff.grouping import group
 from onboard.diff.labels import SOFTMAX, Labels, by_label, pattern, pattern_text
 from onboard.diff.rows import ITEMS, Diff, Row
 from onboard.diff.rules import RULES
@@ -55,12 +56,14 @@ class Model:
         return bool(kinds) and not any(kind in SOFTMAX for kind in kinds)
 
     @property
-    def foreign_mlp(self) -> str | None:
-        """What the model has in place of a gated MLP in every layer; None when it has one somewhere."""
+    def foreign_mlp(self) -> tuple[str, str] | None:
+        """Path and name of what the model has in place of a gated MLP in every layer; None when it has one."""
         dense = [k.mlp for k in self.arch.kinds if k.mlp]
         if any(mlp.gated for mlp in dense):
             return None
-        return "the feed-forward block without a gate" if dense else "the mixture-of-experts block"
+        if dense:
+            return "mlp.gated", "the feed-forward block without a gate"
+        return ("moe", "the mixture-of-experts block") if any(k.moe for k in self.arch.kinds) else None
 
 
 class Comparison:
@@ -76,7 +79,7 @@ class Comparison:
         """One row; the target's value decides the coverage."""
         path = path or field.path
         value = self._without_absent(b if self.target_name == "b" else a)
-        covered, missing = (SIZE_ROW, None) if field.kind == "size" else self._cover(path, value)
+        covered, missing, part = (SIZE_ROW, None, None) if field.kind == "size" else self._cover(path, value)
         self.rows.append(
             Row(
                 item or field.item,
@@ -89,28 +92,31 @@ class Comparison:
                 field.affects,
                 covered,
                 missing,
+                part,
             )
         )
 
-    def _cover(self, path: str, value: Any) -> tuple[str | None, str | None]:
+    def _cover(self, path: str, value: Any) -> tuple[str | None, str | None, str | None]:
+        """What covers the value, what is missing, and the path of the block to write that it is a detail of."""
         covered, missing = cover(path, value, RULES)
         owner = self._foreign_owner(path, covered or "")
         if owner is None:
-            return covered, missing
+            return covered, missing, detail_of(path, RULES)
+        part, name = owner
         if value in (None, False, "none"):
-            return NOTHING, None
-        return None, f"goes with {owner}"
+            return NOTHING, None, part
+        return None, f"goes with {name}", part
 
-    def _foreign_owner(self, path: str, covered: str) -> str | None:
-        """What the target has in place of the block that ``covered`` calls; None when it has that block."""
+    def _foreign_owner(self, path: str, covered: str) -> tuple[str, str] | None:
+        """Path and name of what the target has in place of the block that ``covered`` calls; None when it has that."""
         target = self.target
         if covered.startswith("Attention(") and target.only_foreign_attention:
-            return f"the mixer to write ({mixers(target.arch)})"
-        if covered.startswith("GatedMLP(") and path != "mlp":
+            return "mixer", f"the mixer to write ({mixers(target.arch)})"
+        if path in ("mlp.activation", "mlp.bias") and target.foreign_mlp:
             return target.foreign_mlp
         norm = target.arch.final_norm
-        if path in ("norms.eps", "norms.plus_one") and norm is not None and norm.kind != "rms":
-            return f"the {norm.kind} block to write"
+        if path in ("norms.eps", "norms.plus_one", "norms.bias") and norm is not None and norm.kind != "rms":
+            return "norms.kind", f"the {norm.kind} block to write"
         return None
 
     @staticmethod
@@ -210,5 +216,5 @@ def diff(
     else:
         pair.rows = [row for row in pair.rows if row.kind != "spelling"]
     order = {"semantic": 0, "size": 1, "spelling": 2}
-    rows = sorted(pair.rows, key=lambda row: (order[row.kind], ITEMS.index(row.item)))
+    rows = group(sorted(pair.rows, key=lambda row: (order[row.kind], ITEMS.index(row.item))))
     return Diff(side(a, structures[0]), side(b, structures[1]), tuple(rows), target, why)

@@ -97,17 +97,22 @@ def always(missing: str) -> Rule:
     return rule
 
 
+def detail_of(path: str, rules: Mapping[str, Rule]) -> str | None:
+    """The nearest part above ``path`` that is to write; None for a path that has a rule of its own or no such part."""
+    part = "" if path in rules else path.rpartition(".")[0]
+    while part:
+        if part in rules and isinstance(rules[part](True), Missing):
+            return part
+        part = part.rpartition(".")[0]
+    return None
+
+
 def _parent(path: str, rules: Mapping[str, Rule]) -> Rule:
     """For a detail of a part without a rule of its own: what is missing for the part, else an honest unknown."""
-    part = path.rpartition(".")[0]
-    while part:
-        answer = rules[part](True) if part in rules else None
-        if isinstance(answer, Missing):
-            missing = Missing(f"goes with {answer.what}")
-            return lambda value: missing
-        part = part.rpartition(".")[0]
-    unknown = Missing(f"no building block takes {path}")
-    return lambda value: unknown
+    part = detail_of(path, rules)
+    answer = rules[part](True) if part else None
+    missing = Missing(f"goes with {answer.what}" if isinstance(answer, Missing) else f"no building block takes {path}")
+    return lambda value: missing
 
 
 def cover(path: str, value: Any, rules: Mapping[str, Rule]) -> tuple[str | None, str | None]:

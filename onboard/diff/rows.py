@@ -33,6 +33,7 @@ class Row:
         affects: what a port has to touch, e.g. ``config.py``, ``KV spec``.
         covered_by: the call of the building block that expresses the target's value, or None.
         missing: what has to be written where no block covers it, else None.
+        goes_with: the field of the counted row that this one is a part of; None: it is counted itself.
     """
 
     item: str
@@ -45,6 +46,12 @@ class Row:
     affects: tuple[str, ...] = ()
     covered_by: str | None = None
     missing: str | None = None
+    goes_with: str | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether the summary counts it: a semantic row that is no part of another one."""
+        return self.kind == "semantic" and self.goes_with is None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, every key present."""
@@ -59,6 +66,7 @@ class Row:
             "affects": list(self.affects),
             "covered_by": self.covered_by,
             "missing": self.missing,
+            "goes_with": self.goes_with,
         }
 
 
@@ -144,6 +152,11 @@ class Diff:
         return tuple(row for row in self.rows if row.kind == kind)
 
     @property
+    def counted(self) -> tuple[Row, ...]:
+        """The semantic rows that the summary counts."""
+        return tuple(row for row in self.rows if row.counts)
+
+    @property
     def differs(self) -> bool:
         """Whether there is a semantic difference or one of size."""
         return any(row.kind != "spelling" for row in self.rows)
@@ -151,7 +164,7 @@ class Diff:
     @property
     def sentence(self) -> str:
         """The planner's line: how many differences, how many covered, how many to write."""
-        semantic = self.of_kind("semantic")
+        semantic = self.counted
         names = f"{self.target_side.name} against {self.base_side.name}"
         sizes = len(self.of_kind("size"))
         tail = f"; {_count(sizes, 'size differs', 'sizes differ')}" if sizes else ""
@@ -163,7 +176,7 @@ class Diff:
 
     def summary(self) -> dict[str, Any]:
         """The numbers that a planner needs, as JSON values."""
-        semantic = self.of_kind("semantic")
+        semantic = self.counted
         covered = sum(row.missing is None for row in semantic)
         return {
             "text": self.sentence,

@@ -41,8 +41,9 @@ def _body(diff: Diff) -> Iterator[str]:
     for item in ITEMS:
         rows = [row for row in diff.of_kind("semantic") if row.item == item]
         if rows:
-            to_write = sum(row.missing is not None for row in rows)
-            told = f"{len(rows)} of which {to_write} to write" if to_write else f"{len(rows)}, all covered"
+            total = sum(row.counts for row in rows)
+            to_write = sum(row.counts and row.missing is not None for row in rows)
+            told = f"{total} of which {to_write} to write" if to_write else f"{total}, all covered"
             yield f"<h2>{visible(item[0].upper() + item[1:])}<small>{told}</small></h2>"
             yield from (_row(row, names) for row in rows)
     spelled = diff.of_kind("spelling")
@@ -62,7 +63,11 @@ def _notes(diff: Diff) -> Iterator[str]:
 
 def _row(row: Row, names: list[str]) -> str:
     done = row.missing is None
-    mark = '<span class="mark ok">covered</span>' if done else '<span class="mark todo">to write</span>'
+    if row.goes_with is not None:
+        mark = f'<span class="mark">goes with {visible(row.goes_with)}</span>'
+    else:
+        word = "ok" if done else "todo"
+        mark = f'<span class="mark {word}">{"covered" if done else "to write"}</span>'
     chips = "".join(f'<span class="chip">{visible(one)}</span>' for one in row.affects)
     how = f"<code>{visible(row.covered_by or '')}</code>" if done else visible(row.missing or "")
     sides = "".join(

@@ -50,7 +50,10 @@ def _row(row: Row, diff: Diff, console: Console) -> None:
     console.print(table)
     done, to_do = ("✓", "✗") if can_show("✓✗") else ("ok", "TO WRITE")
     line = Text(overflow="fold")
-    if row.missing is None:
+    if row.goes_with is not None:
+        told = row.covered_by if row.missing is None else row.missing
+        line.append_text(plain(f"- goes with {row.goes_with}, not counted: {told}"))
+    elif row.missing is None:
         line.append_text(plain(f"{done} {row.covered_by}", "green"))
     else:
         line.append_text(plain(f"{to_do} to write: {row.missing}", "red"))
