@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from onboard.arch.blocks import Norm, QKNorm
 from onboard.arch.spec import ArchSpec
 from onboard.diff.coverage import cover, detail_of
-from onboard.diff.fields import ABSENT, CONFIG, KV, TABLE, Field
+from onboard.diff.fields import ABSENT, CONFIG, KV, LAYER, TABLE, Field
 from onboard.diff.grouping import group
 from onboard.diff.labels import SOFTMAX, Labels, by_label, pattern, pattern_text
 from onboard.diff.rows import ITEMS, Diff, Row
 from onboard.diff.rules import RULES
 from onboard.diff.show import jsonable
 from onboard.diff.side import side
-from onboard.diff.sources import quantization_source, source_text
+from onboard.diff.sources import quantization_source, source_of
 from onboard.diff.table import BY_LAYER, FIELDS, mixers
 from onboard.facts.api import ModelFacts
 
@@ -87,9 +88,9 @@ class Comparison:
                 field.kind,
                 jsonable(self._without_absent(a)),
                 jsonable(self._without_absent(b)),
-                source_text(self.a.facts, field.sources or (field.path,)),
-                source_text(self.b.facts, field.sources or (field.path,)),
-                field.affects,
+                source_of(self.a.facts, field),
+                source_of(self.b.facts, field),
+                _touched(field, a, b),
                 covered,
                 missing,
                 part,
@@ -135,7 +136,8 @@ class Comparison:
             if a is ABSENT or b is ABSENT or a == b:
                 continue
             if field.path in BY_LAYER and _keys(a) != _keys(b):
-                by_layer = Field(field.path, "heterogeneous layers", "layer", field.get, (CONFIG, "model.py layer", KV))
+                cached = (KV,) if field.path in ("attention.kv_heads", "attention.head_size_k") else ()
+                by_layer = Field(field.path, "heterogeneous layers", "layer", field.get, (CONFIG, LAYER, *cached))
                 self.add(by_layer, a, b, BY_LAYER[field.path])
             else:
                 self.add(field, a, b)
@@ -150,7 +152,7 @@ class Comparison:
         if pattern(a_layers) != pattern(b_layers):
             a, b = pattern_text(a_layers), pattern_text(b_layers)
             if a != b:
-                touched = (CONFIG, "model.py layer", KV)
+                touched = (CONFIG, LAYER, KV)
                 sources = ("layers.kinds", "layers.moe", "layers.rope")
                 self.add(
                     Field("layers.pattern", "heterogeneous layers", "layer", mixers, touched, sources=sources), a, b
@@ -183,6 +185,21 @@ class Comparison:
             a, b = str(a_sources[path]), str(b_sources[path])
             if a != b:
                 self.rows.append(Row("config structure", path, "spelling", a, b))
+
+
+def _has_weight(part: Any) -> bool:
+    """Whether a norm, or one of the two of a QKNorm, has parameters in the checkpoint."""
+    norms = (part.norm, part.query_norm) if isinstance(part, QKNorm) else (part,)
+    return any(isinstance(norm, Norm) and (norm.weight or norm.bias) for norm in norms)
+
+
+def _touched(field: Field, *values: Any) -> tuple[str, ...]:
+    """What the difference touches: a norm without weights on both sides has no row in the checkpoint table."""
+    if field.path not in ("attention.qk_norm", "attention.v_norm", "attention.out_norm", "embedding.norm"):
+        return field.affects
+    parts = [part for value in values for part in (value.values() if isinstance(value, Mapping) else (value,))]
+    stored = any(_has_weight(part) for part in parts)
+    return field.affects if stored else tuple(one for one in field.affects if one != TABLE)
 
 
 def _keys(value: Any) -> Any:

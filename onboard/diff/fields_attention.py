@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from onboard.arch.blocks import Attention, Compressor, Indexer, Latent, Layer, State
@@ -87,10 +88,17 @@ def mrope(layer: Layer) -> Any:
 
 
 def query_growth(layer: Layer) -> Any:
-    """The growth of the query scale with the position, in words; None without it."""
+    """The growth of the query scale with the position, in words; None without it.
+
+    Llama 4 sets it on the attention; Ministral 3 puts its beta among the rope's scaling, whose original length is the
+    floor.
+    """
     a = layer.attention
     if a is None:
         return ABSENT
+    turned = a.positions.scaling
+    if turned is not None and turned.query_beta is not None:
+        return f"floor {turned.original_max_positions}, beta {turned.query_beta}"
     if a.query_growth_floor is None and a.query_growth_beta is None:
         return None
     return f"floor {a.query_growth_floor}, beta {a.query_growth_beta}"
@@ -111,12 +119,16 @@ def _proportional(a: Attention) -> bool:
 
 
 def scaling(layer: Layer) -> Any:
-    """The scaling with all its parameters; for proportional rope the share that turns, which is part of it."""
+    """The scaling with all its parameters; for proportional rope the share that turns, which is part of it.
+
+    The growth of the query scale is no part of the table: :func:`query_growth` tells it.
+    """
     a = layer.attention
     if a is None or a.positions.kind != "rotary":
         return ABSENT
     if not _proportional(a):
-        return a.positions.scaling
+        plain = a.positions.scaling
+        return plain if plain is None else dataclasses.replace(plain, query_beta=None)
     share = (a.positions.rotary_dim or a.head_size_k) / a.head_size_k
     over = a.positions.frequency_dim or a.positions.rotary_dim
     told = f"{share:g} of the head turns, exponents over {'the whole head' if over == a.head_size_k else over}"

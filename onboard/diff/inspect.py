@@ -13,7 +13,7 @@ from onboard.diff.labels import pattern_text
 from onboard.diff.rows import ITEMS, Side
 from onboard.diff.show import jsonable
 from onboard.diff.side import side
-from onboard.diff.sources import quantization_source, source_text
+from onboard.diff.sources import quantization_source, source_of, source_text
 from onboard.diff.table import FIELDS, mixers
 from onboard.facts.api import ModelFacts
 
@@ -89,6 +89,6 @@ def inspect(facts: ModelFacts, structure: Mapping[str, Any] | None = None) -> In
             or (field.path in ORDINARY and value == ORDINARY[field.path])
         ):
             continue
-        traits.append((field.item, field.path, jsonable(value), source_text(facts, field.sources or (field.path,))))
+        traits.append((field.item, field.path, jsonable(value), source_of(facts, field)))
     traits.sort(key=lambda trait: ITEMS.index(trait[0]))
     return Inspection(side(facts, structure), facts.arch, tuple(traits))

@@ -86,8 +86,6 @@ def scaling(value: Scaling | str | None) -> Answer:
     kind = value.split(":")[0] if isinstance(value, str) else value.kind
     if isinstance(value, str) or kind not in ROTARY_KINDS:
         return Missing(f"the {kind} table in nn/rotary.py (it has {', '.join(ROTARY_KINDS)})")
-    if value.query_beta is not None:
-        return Missing("growth of the query scale with the position")
     args: list[tuple[str, Any]] = [("kind", kind), ("factor", value.factor)]
     if kind == "llama3":
         args += [

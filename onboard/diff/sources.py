@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from onboard.diff.fields import Field
 from onboard.facts.api import ModelFacts
 
 
@@ -22,6 +23,19 @@ def source_text(facts: ModelFacts, paths: Sequence[str]) -> str:
     if found:
         return "; ".join(found)
     return "assumed" if any(source.kind == "assumed" for source in facts.sources.values()) else "family"
+
+
+def source_of(facts: ModelFacts, field: Field) -> str:
+    """The recorded source of a compared value."""
+    paths = field.sources or (field.path,)
+    if field.path == "attention.query_growth" and _grows_by_rope(facts):
+        paths = ("attention.positions.scaling",)
+    return source_text(facts, paths)
+
+
+def _grows_by_rope(facts: ModelFacts) -> bool:
+    scalings = (kind.attention.positions.scaling for kind in facts.arch.kinds if kind.attention)
+    return any(scaling is not None and scaling.query_beta is not None for scaling in scalings)
 
 
 def _records(facts: ModelFacts, path: str) -> list[str]:

@@ -82,6 +82,29 @@ def test_attention_arguments_are_not_claimed_for_latent_attention() -> None:
     assert found["attention.scale"].covered_by is None
 
 
+def test_sizes_by_layer_touch_the_cache_only_where_they_are_in_it() -> None:
+    found = rows(diff(load("meta-llama/Llama-3.1-8B"), load("google/gemma-4-E2B-it")))
+    assert found["layers.mlp_size"].affects == ("config.py", "model.py layer")
+    assert "KV spec" in found["layers.head_size_k"].affects
+
+
+def test_norms_without_weight_have_no_row_in_the_checkpoint_table() -> None:
+    base = load("meta-llama/Llama-3.1-8B")
+    gemma = rows(diff(base, load("google/gemma-4-31B-it")))
+    assert "checkpoint table" not in gemma["attention.v_norm"].affects
+    assert "checkpoint table" in gemma["attention.qk_norm"].affects
+    llama4 = rows(diff(base, load("meta-llama/Llama-4-Scout-17B-16E")))
+    assert llama4["attention.qk_norm"].affects == ("config.py", "model.py attention")
+
+
+def test_growth_of_the_query_scale_is_a_thing_to_write_of_its_own() -> None:
+    found = rows(diff(load("meta-llama/Llama-3.1-8B"), load("mistralai/Ministral-3-3B-Instruct-2512")))
+    assert "beta 0.1" in found["attention.query_growth"].missing and found["attention.query_growth"].counts
+    assert "rope_parameters" in found["attention.query_growth"].b_source
+    assert "yarn table" in found["attention.positions.scaling"].missing
+    assert "beta 0.1" not in found["attention.positions.scaling"].b
+
+
 def test_target_a_turns_the_coverage_around() -> None:
     pair = load("meta-llama/Llama-3.1-8B"), load("google/gemma-4-31B-it")
     result = diff(*pair, target="a")
