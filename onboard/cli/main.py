@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import sys
 import traceback
@@ -19,6 +18,7 @@ from onboard import __version__
 from onboard.cli.coercion import without_adapters
 from onboard.cli.exits import MEANINGS, Exit
 from onboard.cli.lazy import LazyCommand, LazyGroup
+from onboard.cli.stdout import OutputError, PipeClosedError, guarded, silence
 from onboard.errors import RunError
 from vllm_neuron.errors import NeuronError
 
@@ -35,19 +35,9 @@ EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {text}" for code, 
 
 
 class OnboardGroup(LazyGroup):
-    """The top-level group; a reader that closes the pipe ends a command quietly."""
+    """The top-level group."""
 
     table = COMMANDS
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command; a closed pipe becomes its own exit code instead of a traceback."""
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            _silence_stdout()
-            raise typer.Exit(Exit.PIPE_CLOSED) from None
-        return result
 
 
 app = typer.Typer(
@@ -98,6 +88,11 @@ class ErrorReport:
         match error:
             case None:
                 return False
+            case PipeClosedError():
+                silence()
+                self.code = Exit.PIPE_CLOSED
+            case OutputError():
+                self._lost(error)
             case RunError():
                 self._say(Exit.FAILED, f"error: {error}", error.as_dict())
             case NeuronError():
@@ -125,31 +120,43 @@ class ErrorReport:
 
     def _say(self, code: Exit, text: str, fields: dict[str, Any]) -> None:
         self.code = code
-        if self.as_json:
-            typer.echo(json.dumps({**fields, "exit_code": code.value}))
-        else:
+        if not self.as_json:
             typer.echo(text, err=True)
+            return
+        try:
+            typer.echo(json.dumps({**fields, "exit_code": code.value}))
+            sys.stdout.flush()
+        except PipeClosedError:
+            silence()
+            self.code = Exit.PIPE_CLOSED
+        except OutputError as error:
+            typer.echo(text, err=True)
+            self._lost(error)
+
+    def _lost(self, error: OutputError) -> None:
+        """Say on stderr, whatever the format, that stdout takes nothing."""
+        silence()
+        self.code = Exit.FAILED
+        typer.echo(f"error: {error}", err=True)
 
 
 def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code; messages go to stderr, or to stdout with `--format json`."""
     args = list(args)
     report = ErrorReport(wants_json(args))
-    with report:
+    with guarded(), report:
         if not args:
             args = ["--help"]
         command = typer.main.get_command(app)
         without_adapters(command, below=False)
-        result = command(args, prog_name="onboard", standalone_mode=False)
+        try:
+            result = command(args, prog_name="onboard", standalone_mode=False)
+        finally:
+            sys.stdout.flush()
         report.code = result if isinstance(result, int) else Exit.OK
         if report.code == Exit.INTERRUPTED:
             raise KeyboardInterrupt
     return int(report.code)
-
-
-def _silence_stdout() -> None:
-    """Point stdout at the null device, so that the interpreter's last flush can't fail on a closed pipe."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:

@@ -167,6 +167,46 @@ def test_closed_pipe_is_quiet():
     assert writer.stderr.read() == b""
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--help"],
+        ["--version"],
+        ["catalog", "list"],
+        ["catalog", "list", "--format", "json"],
+        ["diff", "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B"],
+        ["diff", "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B", "--exit-code"],
+        ["diff", "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B", "--format", "json"],
+        ["diff", "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B", "--format", "html"],
+        ["inspect", "Qwen/Qwen3-8B", "--format", "markdown"],
+        ["inspect", "no/such", "--format", "json"],
+        ["inspect", "--no-such-option", "--format", "json"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_output_that_takes_nothing_is_an_error_and_no_bug(args, unbuffered):
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*ONBOARD, *args], stdout=full, stderr=subprocess.PIPE, text=True, env=env, check=False)
+    assert done.returncode == Exit.FAILED, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: standard output: got 'No space left on device', expected ")
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("args", [["--help"], ["diff", "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B"],
+                                  ["inspect", "no/such", "--format", "json"]], ids=" ".join)  # fmt: skip
+def test_a_pipe_without_a_reader_is_quiet(args):
+    reading, writing = os.pipe()
+    os.close(reading)
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([*ONBOARD, *args], stdout=writing, stderr=subprocess.PIPE, text=True, env=env, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (Exit.PIPE_CLOSED, "")
+
+
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, Exit.INTERRUPTED), (signal.SIGTERM, Exit.TERMINATED)])
 def test_signals_unwind_the_command(sent, code):
     body = (
