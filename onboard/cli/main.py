@@ -98,7 +98,7 @@ class ErrorReport:
             case NeuronError():
                 self._say(Exit.BAD_INPUT, f"error: {error}", error.as_dict())
             case OSError() if error.filename is not None:
-                text = f"{error.filename}: {error.strerror}"
+                text = f"{error.filename}: {error.strerror}. Check the path and its permissions."
                 self._say(Exit.BAD_INPUT, f"error: {text}", {"error": type(error).__name__, "message": text})
             case TyperException():
                 self._usage(error)

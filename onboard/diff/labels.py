@@ -12,9 +12,15 @@ from onboard.arch.spec import ArchSpec
 SOFTMAX = ("full", "sliding", "chunked")
 
 
-def mixer_labels(layer: Layer) -> tuple[str, str]:
+def idle_window(layer: Layer, max_positions: int | None) -> int | None:
+    """The layer's window where it is never shorter than what can be seen: such a layer attends to everything."""
+    window = layer.attention.window if layer.attention else None
+    return window if window is not None and max_positions is not None and window >= max_positions else None
+
+
+def mixer_labels(layer: Layer, max_positions: int | None = None) -> tuple[str, str]:
     """A coarse and a fine name of a layer's mixer, e.g. ``("sliding", "sliding, shared cache")``."""
-    coarse = layer.mixer_kind
+    coarse = "full" if idle_window(layer, max_positions) is not None else layer.mixer_kind
     attention = layer.attention
     if attention is None:
         return coarse, coarse
@@ -54,7 +60,7 @@ class Labels:
     def __init__(self, arch: ArchSpec) -> None:
         self.arch = arch
         kinds = arch.kinds
-        mixer = [mixer_labels(k) for k in kinds]
+        mixer = [mixer_labels(k, arch.max_positions) for k in kinds]
         mlp = [mlp_labels(k) for k in kinds]
         mixers = [(k.attention, k.state) for k in kinds]
         mlps = [(k.mlp, k.moe) for k in kinds]

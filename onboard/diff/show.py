@@ -19,7 +19,7 @@ def jsonable(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return describe(value)
     if isinstance(value, list | tuple):
-        return ", ".join(text(v) for v in value) or "none"
+        return ", ".join(exact(v) for v in value) or "none"
     return value
 
 
@@ -46,7 +46,7 @@ def describe(part: Any) -> str:
         elif dataclasses.is_dataclass(value):
             fields.append(f"{name} ({describe(value)})")
         else:
-            fields.append(f"{name} {text(jsonable(value))}")
+            fields.append(f"{name} {exact(value)}")
     return f"{head}: {', '.join(fields)}" if fields else head
 
 
@@ -76,6 +76,13 @@ def text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{text(v)} on {k}" for k, v in value.items())
     return str(value)
+
+
+def exact(value: Any) -> str:
+    """As :func:`text`, with every digit of a number."""
+    if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
+        return repr(value)
+    return text(jsonable(value))
 
 
 def count(n: int | None) -> str:

@@ -54,7 +54,7 @@ def _body(diff: Diff) -> Iterator[str]:
 
 
 def _notes(diff: Diff) -> Iterator[str]:
-    lines = [(side.name, line) for side in (diff.a, diff.b) for line in (*side.warnings, *side.notes)]
+    lines = dict.fromkeys((side.name, line) for side in (diff.a, diff.b) for line in (*side.warnings, *side.notes))
     if lines:
         yield '<ul class="notes">'
         yield from (f"<li>{visible(name)}: {visible(line)}</li>" for name, line in lines)

@@ -18,7 +18,7 @@ def render(diff: Diff) -> str:
         parts.append(escape(diff.why) + ".")
     warnings = [f"- {escape(side.name)}: {escape(w)}" for side in sides for w in (*side.warnings, *side.notes)]
     if warnings:
-        parts.append("\n".join(warnings))
+        parts.append("\n".join(dict.fromkeys(warnings)))
     costs = [(name, *values) for name, values in numbers.costs(sides) + numbers.size_rows(diff.of_kind("size"))]
     parts.append(table(["", *names], costs))
     for item in ITEMS:

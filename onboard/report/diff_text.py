@@ -10,7 +10,7 @@ from onboard.diff.rows import ITEMS, Diff, Row
 from onboard.diff.show import text
 from onboard.report import numbers
 from onboard.report.structure import lines
-from onboard.report.terminal import can_show, facts, field_name, grid, layers, origin, plain
+from onboard.report.terminal import can_show, facts, field_name, grid, layers, name, origin, plain
 
 
 def show(diff: Diff, console: Console) -> None:
@@ -19,9 +19,8 @@ def show(diff: Diff, console: Console) -> None:
     console.print(plain(diff.sentence, "bold"))
     if diff.why:
         console.print(plain(diff.why, "dim"))
-    for side in sides:
-        for warning in side.warnings:
-            console.print(plain(f"{side.name}: {warning}", "yellow"))
+    for warning in dict.fromkeys(f"{side.name}: {warning}" for side in sides for warning in side.warnings):
+        console.print(plain(warning, "yellow"))
     console.print()
     console.print(facts(sides, numbers.costs(sides) + numbers.size_rows(diff.of_kind("size"))))
     console.print()
@@ -44,7 +43,7 @@ def show(diff: Diff, console: Console) -> None:
 
 def _row(row: Row, diff: Diff, console: Console) -> None:
     table = grid(2)
-    table.add_row(plain(field_name(row.field), "bold"), plain(text(row.a)), plain(text(row.b)))
+    table.add_row(name(field_name(row.field), "bold"), plain(text(row.a)), plain(text(row.b)))
     sources = (origin(row.a_source, diff.a.section), origin(row.b_source, diff.b.section))
     table.add_row("", *(plain(source, "dim") for source in sources))
     console.print(table)
@@ -69,5 +68,5 @@ def _spelling(diff: Diff, console: Console) -> None:
     console.rule(plain("the same, spelled differently", "bold"), align="left", style="dim")
     table = grid(2)
     for row in rows:
-        table.add_row(plain(row.field), plain(text(row.a)), plain(text(row.b)))
+        table.add_row(name(row.field), plain(text(row.a)), plain(text(row.b)))
     console.print(table)

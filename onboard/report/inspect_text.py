@@ -9,6 +9,7 @@ from onboard.diff.show import text
 from onboard.report import numbers
 from onboard.report.structure import lines
 from onboard.report.terminal import facts, field_name, grid, layers, origin, plain
+from onboard.report.terminal import name as label
 
 
 def show(model: Inspection, console: Console) -> None:
@@ -29,7 +30,7 @@ def show(model: Inspection, console: Console) -> None:
             console.print()
             console.print(plain(item, "bold"))
         table = grid(2)
-        table.add_row(plain(field_name(field)), plain(text(value)), plain(origin(source, model.side.section), "dim"))
+        table.add_row(label(field_name(field)), plain(text(value)), plain(origin(source, model.side.section), "dim"))
         console.print(table)
     for line in (*model.side.notes, *lines(model.side)):
         console.print(plain(line, "dim"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from io import StringIO
@@ -40,6 +41,16 @@ def plain(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style, overflow="fold")
 
 
+def name(path: str, style: str = "") -> Text:
+    """A field's path for the first column of a grid, wrapped after a dot or an underscore and never within a word."""
+    lines = [""]
+    for piece in re.findall(r"[^._ ]*[._ ]|[^._ ]+", printable(path)):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > FIELD:
+            lines.append("")
+        lines[-1] += piece
+    return Text("\n".join(line.rstrip() for line in lines), style=style, overflow="fold")
+
+
 def short(name: str) -> str:
     """A model's name without its owner or folders."""
     return name.rstrip("/").rpartition("/")[2] or name
@@ -69,8 +80,8 @@ def facts(sides: Sequence[Side], rows: Iterable[tuple[str, Sequence[str]]]) -> T
     table = grid(len(sides))
     if len(sides) > 1:
         table.add_row("", *(plain(short(side.name), "bold") for side in sides))
-    for name, values in rows:
-        table.add_row(plain(name, "dim"), *(plain(value) for value in values))
+    for field, values in rows:
+        table.add_row(name(field, "dim"), *(plain(value) for value in values))
     return table
 
 

@@ -28,7 +28,8 @@ def put(text: str, path: Path | None) -> None:
         else:
             _replace(target, data)
     except OSError as error:
-        raise ConfigError("--output", str(path), f"a file that can be written ({error.strerror})") from None
+        expected = f"a file that can be written ({error.strerror})"
+        raise ConfigError("--output", str(path), expected, "Name a file in a folder that you can write to.") from None
 
 
 def _replace(target: Path, data: str) -> None:

@@ -93,7 +93,8 @@ def test_output_file_appears_whole_and_alone(tmp_path: Path, capsys: pytest.Capt
 
 def test_output_that_cannot_be_written_is_an_input_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diff", LLAMA, GEMMA4, "-o", str(tmp_path / "none" / "x.html")]) == 3
-    assert "--output" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "--output" in err and "Name a file in a folder" in err
 
 
 def test_output_to_a_pipe_or_through_a_link(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def test_failed_run_is_exit_5(command, capsys):
 def test_unreadable_file_names_the_file(command, capsys, tmp_path):
     command(lambda: (tmp_path / "absent").read_text())
     assert cli.run(["boom"]) == Exit.BAD_INPUT
-    assert str(tmp_path / "absent") in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert str(tmp_path / "absent") in err and "Check the path" in err
 
 
 def test_interrupt_is_exit_130(command, capsys):

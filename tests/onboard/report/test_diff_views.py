@@ -155,3 +155,52 @@ def test_every_view_tells_of_a_failed_structure() -> None:
     show(found, out)
     assert "no transformers here" in out.file.getvalue()  # type: ignore[attr-defined]
     assert found.to_json()["a"]["structure"]["error"] == "no transformers here"
+
+
+def shown(found: Diff) -> str:
+    out = console(to_file=True)
+    show(found, out)
+    return out.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_field_names_wrap_between_words() -> None:
+    found = diff(*pair(), spelling=True)
+    first = [line[:22].rstrip() for line in shown(found).splitlines()]
+    for row in found.of_kind("spelling"):
+        pieces = [piece for piece in re.split(r"(?<=[._])", row.field) if piece]
+        lines, starts = [""], [i for i, line in enumerate(first) if line and row.field.startswith(line)]
+        assert any("".join(first[i : i + n]) == row.field for i in starts for n in (1, 2, 3)), row.field
+        for piece in pieces:
+            lines[-1:] = [lines[-1] + piece] if len(lines[-1] + piece) <= 21 else [lines[-1], piece]
+        assert all(line in first for line in lines), lines
+
+
+def test_keys_that_nothing_read_are_told_once() -> None:
+    strange = facts(llama(), "strange", unknown_keys=("foo", "bar"))
+    assert inspect(strange).side.warnings == ("not understood: foo, bar",)
+    said = facts(llama(), "strange", unknown_keys=("foo", "bar"), warnings=("not understood: text_config.foo",))
+    assert inspect(said).side.warnings == ("not understood: text_config.foo", "not understood: bar")
+    for text in (shown(diff(strange, strange)), diff_html.render(diff(strange, strange)),
+                 diff_markdown.render(diff(strange, strange))):  # fmt: skip
+        assert text.count("not understood") == 1
+
+
+def test_a_window_longer_than_all_positions_is_a_full_layer() -> None:
+    for name, layers in (("microsoft/Phi-3.5-mini-instruct", 32), ("microsoft/Phi-4-mini-instruct", 32)):
+        side = inspect(load(name)).side
+        assert side.layers == ((layers, "full"),) and set(side.kv_bytes_by_kind) == {"full"}
+        assert any("never bites" in note for note in side.notes)
+    bites = inspect(load("mistralai/Mistral-7B-v0.1")).side
+    assert bites.layers == ((32, "sliding"),) and set(bites.kv_bytes_by_kind) == {"sliding"}
+    assert not any("never bites" in note for note in bites.notes)
+
+
+def test_factors_of_a_rope_keep_every_digit() -> None:
+    phi = load("microsoft/Phi-3.5-mini-instruct")
+    attention = phi.arch.kinds[0].attention
+    assert attention and attention.positions.scaling and attention.positions.scaling.factors_long
+    found = diff(load("meta-llama/Llama-3.1-8B"), phi).to_json()
+    row = next(row for row in found["rows"] if row["field"] == "attention.positions.scaling")
+    told = row["b"].partition("factors long ")[2].split(", ")
+    factors = attention.positions.scaling.factors_long
+    assert [float(value) for value in told[: len(factors)]] == list(factors)
