@@ -64,7 +64,7 @@ def _notes(diff: Diff) -> Iterator[str]:
 def _row(row: Row, names: list[str]) -> str:
     done = row.missing is None
     if row.goes_with is not None:
-        mark = f'<span class="mark">goes with {visible(row.goes_with)}</span>'
+        mark = f'<span class="mark">part of {visible(row.goes_with)}</span>'
     else:
         word = "ok" if done else "todo"
         mark = f'<span class="mark {word}">{"covered" if done else "to write"}</span>'

@@ -39,5 +39,5 @@ def _cells(row: Row) -> list[str]:
 
     covered = f"to write: {row.missing}" if row.missing is not None else str(row.covered_by)
     if row.goes_with is not None:
-        covered = f"goes with {row.goes_with}: {row.missing or row.covered_by}"
+        covered = f"part of {row.goes_with}: {row.missing or row.covered_by}"
     return [row.field, value(row.a, row.a_source), value(row.b, row.b_source), covered, ", ".join(row.affects)]

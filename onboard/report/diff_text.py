@@ -51,7 +51,7 @@ def _row(row: Row, diff: Diff, console: Console) -> None:
     line = Text(overflow="fold")
     if row.goes_with is not None:
         told = row.covered_by if row.missing is None else row.missing
-        line.append_text(plain(f"- goes with {row.goes_with}, not counted: {told}"))
+        line.append_text(plain(f"- part of {row.goes_with}, not counted: {told}"))
     elif row.missing is None:
         line.append_text(plain(f"{done} {row.covered_by}", "green"))
     else:
