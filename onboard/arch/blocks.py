@@ -136,7 +136,9 @@ class Attention:
     ``k_eq_v``: values come from the key projection. ``single_cache``: one cache entry serves as key and value.
     ``q_rank``: low-rank query projection outside MLA. ``query_growth_*``: Llama-4 growth of the query scale with the
     position, on layers without rope. ``o_groups``/``o_rank``: grouped low-rank output projection. ``undo_rope``: the
-    output is turned back by its own position. In MLA, ``q_bias`` and ``k_bias`` are those of the two down projections.
+    output is turned back by its own position. ``storage``: how a checkpoint stores q, k and v: ``separate``,
+    ``concatenated``, ``grouped`` (by KV head), ``per head``, ``transposed`` or ``unknown``. In MLA, ``q_bias`` and
+    ``k_bias`` are those of the two down projections.
     """
 
     kind: str
@@ -171,6 +173,7 @@ class Attention:
     o_rank: int | None = None
     query_growth_floor: int | None = None
     query_growth_beta: float | None = None
+    storage: str = "separate"
 
 
 @dataclass(frozen=True)

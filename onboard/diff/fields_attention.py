@@ -171,6 +171,7 @@ FIELDS: tuple[Field, ...] = (
     Field("attention.v_norm", ITEM, "mixer", dig("attention", "v_norm"), W),
     Field("attention.out_norm", ITEM, "mixer", dig("attention", "out_norm"), W),
     Field("attention.k_eq_v", ITEM, "mixer", dig("attention", "k_eq_v"), W),
+    Field("attention.storage", ITEM, "mixer", dig("attention", "storage"), (TABLE,)),
     Field("attention.scale", ITEM, "mixer", scale, A),
     Field("attention.softcap", ITEM, "mixer", dig("attention", "softcap"), A),
     Field("attention.clip_qkv", ITEM, "mixer", dig("attention", "clip_qkv"), A),

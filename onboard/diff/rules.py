@@ -79,6 +79,20 @@ def position_kind(value: str) -> Answer:
     return Missing(f"{value} positions")
 
 
+def storage(value: str) -> Answer:
+    """Loaders exist for q, k and v apart, and for one block of all q, all k, all v."""
+    if value == "separate":
+        return Call("Fuse", (), "q, k and v stored apart")
+    if value == "concatenated":
+        return Call("Map", (), "q, k and v stored as one block")
+    todo = {
+        "grouped": "a weight loader that takes q, k and v apart by KV head",
+        "per head": "a weight loader that takes q, k and v apart by head",
+        "transposed": "QKVLinear has to tell its loader is_storage_transposed (the loader knows it)",
+    }
+    return Missing(todo.get(value, "find out how the checkpoint stores q, k and v; separate ones are covered"))
+
+
 def scaling(value: Scaling | str | None) -> Answer:
     """The kinds of table in nn/rotary.py, with their own parameters."""
     if value is None:
@@ -176,6 +190,7 @@ RULES: dict[str, Rule] = {
     "attention.v_norm": only(None, "Attention", "a norm on the values in Attention ({})"),
     "attention.out_norm": only(None, "Attention", "a norm before the output projection in Attention ({})"),
     "attention.k_eq_v": only(False, "Attention", "values from the key projection in Attention"),
+    "attention.storage": storage,
     "attention.scale": scale,
     "attention.softcap": takes("Attention", "softcap"),
     "attention.clip_qkv": only(None, "Attention", "a clamp of q, k and v at {} in Attention"),

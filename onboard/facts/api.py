@@ -8,7 +8,7 @@ from typing import Any
 
 from onboard import catalog
 from onboard.arch.spec import ArchSpec
-from onboard.facts import locate, sections, towers
+from onboard.facts import classes, locate, sections, towers
 from onboard.facts.build import build
 from onboard.facts.families.table import FAMILIES
 from onboard.facts.reader import Reader
@@ -121,6 +121,8 @@ def read(
         notes.append(f"the decoder's settings are in {section.path}")
     if not any(s.get("architectures") for s in (raw, section.text)) and architecture is None:
         r.warn(f"no architectures in the config; taken from model_type {section.model_type!r:.60}")
+    for warning in classes.contradictions(section):
+        r.warn(warning)
     facts = _facts(name, origin, location, section, raw, arch, r, tuple(notes))
     return replace(facts, quantization=quantization(raw, section.text))
 

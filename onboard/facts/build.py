@@ -12,6 +12,7 @@ from typing import Any
 from onboard.arch.spec import ArchSpec, Tower
 from onboard.facts import unknown
 from onboard.facts.families import dense
+from onboard.facts.families.storage import with_storage
 from onboard.facts.families.table import FAMILIES
 from onboard.facts.reader import Reader
 from onboard.facts.sections import Section
@@ -43,7 +44,7 @@ def build(section: Section, top: Mapping[str, Any], towers: tuple[Tower, ...]) -
     family = FAMILIES.get(section.model_type or "")
     if family is not None:
         r = Reader(section.text, prefix, family.model_type, family_defaults().get(family.model_type), top)
-        spec = (family.build or dense.build)(r, family)
+        spec = with_storage((family.build or dense.build)(r, family), family.model_type)
     else:
         class_name = section.architectures[0] if section.architectures else ""
         values, note = unknown.defaults(section.model_type)
@@ -55,7 +56,7 @@ def build(section: Section, top: Mapping[str, Any], towers: tuple[Tower, ...]) -
         if not r.defaults.get("hidden_act"):
             r.defaults = {"hidden_act": "silu", "rope_theta": 10000.0, **r.defaults}
         try:
-            spec = (family.build or dense.build)(r, family)
+            spec = with_storage((family.build or dense.build)(r, family), None)
         except ConfigError as error:
             raise unknown.not_enough(error, r, section.model_type) from None
         unknown.explain(r, section.model_type)

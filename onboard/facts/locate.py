@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onboard import catalog
 from onboard.facts import rawjson
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError, UnsupportedError
 
+CONNECT_SECONDS = 4.0
 OTHERS = (
     ("adapter_config.json", "a PEFT adapter; give the base model that its adapter_config.json names"),
     ("model_index.json", "a diffusers pipeline"),
@@ -104,10 +108,11 @@ def from_hub(model: str, revision: str | None) -> Found:
     """
     try:
         import httpx
-        from huggingface_hub import errors, hf_hub_download
+        from huggingface_hub import constants, errors, hf_hub_download
     except ImportError:
         raise UnsupportedError("model", model, "a path, a catalog name or a cached model",
                                "Run `pip install huggingface_hub` to ask the hub.") from None  # fmt: skip
+    _require_answer(model, str(constants.ENDPOINT))
     try:
         path = Path(hf_hub_download(model, "config.json", revision=revision))
     except errors.GatedRepoError:
@@ -130,5 +135,20 @@ def from_hub(model: str, revision: str | None) -> Found:
     return Found("hub", path, rawjson.read(path))
 
 
+def _require_answer(model: str, endpoint: str) -> None:
+    """One quick try to reach the hub, since its own client tries for half a minute before it says that it can't."""
+    proxied = any(envs.foreign(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
+    address = urllib.parse.urlsplit(endpoint)
+    if proxied or not address.hostname:
+        return
+    try:
+        port = address.port or (80 if address.scheme == "http" else 443)
+        socket.create_connection((address.hostname, port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _no_answer(model, type(error).__name__) from None
+
+
 def _no_answer(model: str, why: str) -> ConfigError:
-    return ConfigError("model", model, "an answer of the hub", f"{why}: check the network, or give a folder.")
+    near = catalog.suggest(model)
+    hint = f" The catalog has {', '.join(near)}." if near else ""
+    return ConfigError("model", model, "an answer of the hub", f"{why}: check the network, or give a folder.{hint}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ def read(path: Path) -> dict[str, Any]:
             different values, or not an object.
     """
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise ConfigError(str(path), "no regular file", "a file", "A pipe or a device is not read: save it first.")
+        size = status.st_size
         if size > MAX_BYTES:
             raise ConfigError(str(path), f"{size} bytes", f"at most {MAX_BYTES} bytes", "This is not a model's config.")
         data = path.read_bytes()

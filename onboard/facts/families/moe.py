@@ -60,7 +60,14 @@ def moe(r: Reader, family: Family, style: Style) -> MoE:
         ConfigError: more experts chosen than there are, or groups that do not divide them.
     """
     experts = r.integer("num_experts", "moe.experts", maximum=1_000_000)
-    top_k = r.integer("num_experts_per_tok", "moe.top_k")
+    given = r.maybe_integer("num_experts_per_tok", "moe.top_k")
+    top_k = r.defaults.get("num_experts_per_tok") if given is None else given
+    if top_k is None:
+        r.warn(
+            "num_experts_per_tok is unspecified, in the config and in the family's defaults: "
+            "no routed expert is counted as active"
+        )
+        top_k = 0
     if top_k > experts:
         raise r.wrong("num_experts_per_tok", top_k, f"at most the {experts} experts")
     r.known("moe.router.score")

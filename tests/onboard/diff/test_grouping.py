@@ -29,8 +29,8 @@ FOLLOWERS = {
 }
 TO_WRITE = {
     "openai/gpt-oss-20b": {"attention.sinks", "attention.positions.scaling", "moe", "quantization"},
-    "EleutherAI/pythia-1b": {"mlp.gated", "norms.kind"},
-    "openai-community/gpt2": {"embedding.positions", "mlp.gated", "norms.kind"},
+    "EleutherAI/pythia-1b": {"attention.storage", "mlp.gated", "norms.kind"},
+    "openai-community/gpt2": {"attention.storage", "embedding.positions", "mlp.gated", "norms.kind"},
     "deepseek-ai/DeepSeek-V3": {"mixer", "attention.positions.scaling", "moe", "quantization"},
     "CohereLabs/c4ai-command-r7b-12-2024": {"norms.kind", "head.multiplier"},
     "google/gemma-4-E2B-it": {"attention.v_norm", "attention.shared_kv", "attention.positions.scaling",

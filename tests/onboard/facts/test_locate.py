@@ -156,6 +156,7 @@ def test_hub_failures(monkeypatch: pytest.MonkeyPatch, error: str, kind: type[Ne
         raise _hub_error(error)
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr(locate, "_require_answer", lambda *_: None)
     monkeypatch.setattr(hub, "hf_hub_download", fail)
     with pytest.raises(kind) as caught:
         load("acme/secret")
@@ -165,6 +166,7 @@ def test_hub_failures(monkeypatch: pytest.MonkeyPatch, error: str, kind: type[Ne
 def test_hub_network_failure_and_success(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr(locate, "_require_answer", lambda *_: None)
 
     def fail(*_: Any, **__: Any) -> str:
         raise ConnectionError("no route")

@@ -1,0 +1,52 @@
+"""How a family's checkpoint stores queries, keys and values. A config does not say it; the modelling code does.
+
+- ``separate``: three matrices.
+- ``concatenated``: one, all queries, then all keys, then all values.
+- ``grouped``: one, for each KV head its queries, its key, its value.
+- ``per head``: one, for each head its query, key and value (``grouped`` with a KV head a query head).
+- ``transposed``: one as ``concatenated``, stored [in, out].
+- ``unknown``: the family is not in the table.
+
+Sources: transformers 5.19, the attention classes of the families; InternLM2's ``wqkv`` and Baichuan's ``W_pack`` from
+their published modelling code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from onboard.arch.blocks import Attention
+from onboard.arch.spec import ArchSpec
+
+FIXED = {
+    "baichuan": "concatenated",
+    "bloom": "per head",
+    "dbrx": "concatenated",
+    "gpt2": "transposed",
+    "gpt_neox": "per head",
+    "internlm2": "grouped",
+    "mpt": "concatenated",
+    "phi3": "concatenated",
+}
+
+
+def _storage(model_type: str, attention: Attention) -> str:
+    if model_type in ("chatglm", "falcon", "gpt_bigcode"):
+        if attention.kv_heads == 1 or (model_type == "chatglm" and attention.kv_heads < attention.heads):
+            return "concatenated"
+        return "per head" if attention.kv_heads == attention.heads else "grouped"
+    return FIXED.get(model_type, "separate")
+
+
+def with_storage(spec: ArchSpec, model_type: str | None) -> ArchSpec:
+    """The spec with the storage of every attention block filled in; ``model_type`` is None for an unknown family."""
+
+    def stored(attention: Attention) -> Attention:
+        storage = "unknown" if model_type is None else _storage(model_type, attention)
+        return dataclasses.replace(attention, storage=storage)
+
+    kinds = tuple(
+        kind if kind.attention is None else dataclasses.replace(kind, attention=stored(kind.attention))
+        for kind in spec.kinds
+    )
+    return spec if kinds == spec.kinds else dataclasses.replace(spec, kinds=kinds)
