@@ -131,8 +131,10 @@ class Reader:
             self.record(path, Source(self.default_kind, key))
 
     def record_written(self, at: str, key: str, written: bool) -> None:
-        """Record a value read from inside ``key``: explicit if the config writes it, else the family's default."""
-        self.record(at, Source("explicit" if written else self.default_kind, self.prefix + key))
+        """Record a value read from inside ``key``: explicit if the config writes it, null if it writes null, else the
+        family's default."""
+        unwritten = "null" if self._get(key) is None else self.default_kind
+        self.record(at, Source("explicit" if written else unwritten, self.prefix + key))
 
     def derived(self, at: str, key: str | None = None) -> None:
         """Record a value that follows from others."""

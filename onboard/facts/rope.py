@@ -45,6 +45,8 @@ NEEDS = {
     "yarn": ("factor",),
     "longrope": ("factors_short", "factors_long"),
 }
+# Model types whose code in transformers 5.19 takes no notice of a partial rotary factor.
+WHOLE_HEAD = ("llama", "mistral", "qwen2", "qwen3")
 OTHER = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "truncate",
          "short_factor", "long_factor", "original_max_position_embeddings", "max_position_embeddings", "finetuned",
          "short_mscale", "long_mscale")  # fmt: skip
@@ -224,5 +226,10 @@ def _rotary_dim(r: Reader, block: Mapping[str, Any], head_size: int) -> int:
     if size < 2 or size % 2:
         raise r.wrong(
             "partial_rotary_factor", factor, f"a part of head size {head_size} that is even (it gives {size})"
+        )
+    if size < head_size and r.model_type in WHOLE_HEAD:
+        r.warn(
+            f"the config asks for {size} rotary channels of {head_size}, but transformers' code for {r.model_type} "
+            "turns the whole head"
         )
     return size

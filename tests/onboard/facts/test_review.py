@@ -111,3 +111,14 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_names_what_is_near(monkeyp
     with pytest.raises(ConfigError, match="Qwen/Qwen3-8B"):
         locate.from_hub("Qwen3-8B", None)
     assert len(asked) == 1 and asked[0][1] <= 5
+
+
+def test_a_null_rope_scaling_is_told_from_an_absent_one() -> None:
+    at = "attention.positions.scaling"
+    assert read(LLAMA | {"rope_scaling": None}).sources[at].kind == "null"
+    assert read(LLAMA).sources[at].kind == "family"
+
+
+def test_E5_a_factor_that_the_reference_does_not_read_is_said() -> None:
+    facts = read(LLAMA | {"partial_rotary_factor": 0.5})
+    assert any("8 rotary channels of 16" in w and "turns the whole head" in w for w in facts.warnings)
