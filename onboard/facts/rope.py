@@ -228,8 +228,10 @@ def _rotary_dim(r: Reader, block: Mapping[str, Any], head_size: int) -> int:
             "partial_rotary_factor", factor, f"a part of head size {head_size} that is even (it gives {size})"
         )
     if size < head_size and r.model_type in WHOLE_HEAD:
-        r.warn(
+        note = (
             f"the config asks for {size} rotary channels of {head_size}, but transformers' code for {r.model_type} "
             "turns the whole head"
         )
+        if note not in r.notes:
+            r.notes.append(note)
     return size

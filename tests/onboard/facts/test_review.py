@@ -121,4 +121,4 @@ def test_a_null_rope_scaling_is_told_from_an_absent_one() -> None:
 
 def test_E5_a_factor_that_the_reference_does_not_read_is_said() -> None:
     facts = read(LLAMA | {"partial_rotary_factor": 0.5})
-    assert any("8 rotary channels of 16" in w and "turns the whole head" in w for w in facts.warnings)
+    assert any("8 rotary channels of 16" in w and "turns the whole head" in w for w in facts.notes)
