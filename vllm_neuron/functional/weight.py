@@ -48,11 +48,6 @@ class PackedWeight:
         _packed_matrices[number] = self._packed
         weakref.finalize(self, _packed_matrices.pop, number)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the matrix, without the layout's padding."""
-        return self.shape.numel() * self._packed.dtype.itemsize
-
     def matmul(self, x: Tensor, bias_O: Tensor | None) -> Tensor:
         """``x [..., H] @ self [H, O] + bias``."""
         if torch.compiler.is_compiling():

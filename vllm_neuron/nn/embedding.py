@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import vllm_neuron.functional as NF
 from vllm_neuron.nn.linear import Linear, as_group
-from vllm_neuron.parallel import Group
+from vllm_neuron.parallel import Group, get_tp_group
 from vllm_neuron.utils.weight_loader import set_weight_loader, sharding_weight_loader
 
 
@@ -79,7 +79,7 @@ class LMHead(Linear):
         softcap: float | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        group = as_group(None)
+        group = get_tp_group()
         shard = -(-vocab_size // group.world_size)
         super().__init__(hidden_size, shard, bias, dtype)
         self.group, self.vocab_size, self.softcap = group, vocab_size, softcap

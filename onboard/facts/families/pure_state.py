@@ -9,6 +9,7 @@ from onboard.arch.blocks import MLP, Layer, LayerNorms, Norm, State
 from onboard.arch.spec import ArchSpec
 from onboard.facts.families import common, dense
 from onboard.facts.families.family import Family
+from onboard.facts.families.recurrent import mamba2_state
 from onboard.facts.reader import Reader
 
 
@@ -92,18 +93,5 @@ def _mamba2(r: Reader, family: Family, hidden: int) -> State:
     if heads * size != _inner(r, hidden):
         raise r.wrong("num_heads", heads, f"heads times head size {size} equal to expand times hidden size")
     groups, state = r.integer("n_groups", "state.groups"), r.integer("state_size", "state.state_size")
-    if heads % groups:
-        raise r.wrong("n_groups", groups, f"a divisor of the {heads} heads")
-    return State(
-        kind="mamba2",
-        heads=heads,
-        head_size=size,
-        state_size=state,
-        groups=groups,
-        conv_kernel=r.integer("conv_kernel", "state.conv_kernel", maximum=4096),
-        conv_channels=heads * size + 2 * groups * state,
-        conv_bias=r.flag("use_conv_bias", "state.conv_bias"),
-        proj_bias=r.flag("use_bias", "state.proj_bias"),
-        norm=Norm("rms", common.norm(r, family).eps, gated=True),
-        activation=common.activation(r, family, "state.activation"),
-    )
+    norm = Norm("rms", common.norm(r, family).eps, gated=True)
+    return mamba2_state(r, heads, size, state, groups, norm, common.activation(r, family, "state.activation"))

@@ -201,6 +201,14 @@ def mamba2(r: Reader, family: Family) -> State:
     """A mamba2 mixer under Nemotron-H's names."""
     heads, size = r.integer("mamba_num_heads", "state.heads"), r.integer("mamba_head_dim", "state.head_size")
     state, groups = r.integer("ssm_state_size", "state.state_size"), r.integer("n_groups", "state.groups")
+    norm = Norm("rms", common.norm(r, family).eps, gated=True, groups=groups)
+    return mamba2_state(r, heads, size, state, groups, norm, r.maybe_text("mamba_hidden_act", "state.activation"))
+
+
+def mamba2_state(
+    r: Reader, heads: int, size: int, state: int, groups: int, norm: Norm, activation: str | None
+) -> State:
+    """A mamba2 mixer of these sizes; convolution and biases have one spelling in every family."""
     if heads % groups:
         raise r.wrong("n_groups", groups, f"a divisor of the {heads} heads")
     return State(
@@ -213,6 +221,6 @@ def mamba2(r: Reader, family: Family) -> State:
         conv_channels=heads * size + 2 * groups * state,
         conv_bias=r.flag("use_conv_bias", "state.conv_bias"),
         proj_bias=r.flag("use_bias", "state.proj_bias"),
-        norm=Norm("rms", common.norm(r, family).eps, gated=True, groups=groups),
-        activation=r.maybe_text("mamba_hidden_act", "state.activation"),
+        norm=norm,
+        activation=activation,
     )
