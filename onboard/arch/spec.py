@@ -69,6 +69,19 @@ class Tower:
 
 
 @dataclass(frozen=True)
+class Beyond:
+    """What a model computes that no field of the spec can say.
+
+    ``feature``: its short name ("altup", "differential attention"). ``hf_class``: the class of transformers that does
+    it ("Gemma3nTextAltUp"). ``where``: the layers or the place, in words; "" for the whole model.
+    """
+
+    feature: str
+    hf_class: str
+    where: str = ""
+
+
+@dataclass(frozen=True)
 class ArchSpec:
     """The language model of one checkpoint.
 
@@ -81,6 +94,7 @@ class ArchSpec:
         dtype: dtype of the checkpoint as written ("bfloat16"), else None: unspecified.
         predict_layers: extra next-token-prediction layers of the checkpoint; not counted anywhere.
         residual_dtype: "float32" when the residual is kept wider than the rest.
+        beyond: what the other fields can't say; parameters of these parts are counted where they are known.
     """
 
     hidden: int
@@ -96,6 +110,7 @@ class ArchSpec:
     predict_layers: int = 0
     residual_dtype: str | None = None
     towers: tuple[Tower, ...] = ()
+    beyond: tuple[Beyond, ...] = ()
 
     @property
     def layers(self) -> int:

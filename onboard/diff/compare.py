@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from onboard.arch.blocks import Norm, QKNorm
-from onboard.arch.spec import ArchSpec
+from onboard.arch.spec import ArchSpec, Beyond
 from onboard.diff.coverage import cover, detail_of
 from onboard.diff.fields import ABSENT, CONFIG, KV, LAYER, TABLE, Field
 from onboard.diff.grouping import group
@@ -173,6 +173,29 @@ class Comparison:
             a_source, b_source = (quantization_source(m.facts) for m in (self.a, self.b))
             self.rows[-1] = replace(self.rows[-1], a_source=a_source, b_source=b_source)
 
+    def beyond(self) -> None:
+        """A row for each feature that no field of the architecture can say."""
+        a, b = ({one.feature: place(one) for one in m.arch.beyond} for m in (self.a, self.b))
+        for feature in dict.fromkeys((*a, *b)):
+            if a.get(feature) == b.get(feature):
+                continue
+            wanted = (b if self.target_name == "b" else a).get(feature)
+            missing = None if wanted is None else f"{feature}, by hand: in the reference it is {wanted}"
+            self.rows.append(
+                Row(
+                    "special features",
+                    f"beyond.{feature}",
+                    "semantic",
+                    a.get(feature),
+                    b.get(feature),
+                    "family",
+                    "family",
+                    ("model.py",),
+                    NOTHING if missing is None else None,
+                    missing,
+                )
+            )
+
     def spelling(self) -> None:
         """Names, and keys that hold the same value under another spelling."""
         told = {row.field for row in self.rows}
@@ -191,6 +214,11 @@ def _has_weight(part: Any) -> bool:
     """Whether a norm, or one of the two of a QKNorm, has parameters in the checkpoint."""
     norms = (part.norm, part.query_norm) if isinstance(part, QKNorm) else (part,)
     return any(isinstance(norm, Norm) and (norm.weight or norm.bias) for norm in norms)
+
+
+def place(one: Beyond) -> str:
+    """The class that does it, and on which layers."""
+    return f"{one.hf_class} ({one.where})" if one.where else one.hf_class
 
 
 def _touched(field: Field, *values: Any) -> tuple[str, ...]:
@@ -227,6 +255,7 @@ def diff(
     pair = Comparison(a, b, target)
     pair.layers()
     pair.fields()
+    pair.beyond()
     pair.config()
     if spelling:
         pair.spelling()

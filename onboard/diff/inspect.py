@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onboard.arch.spec import ArchSpec
-from onboard.diff.compare import Model
+from onboard.diff.compare import Model, place
 from onboard.diff.fields import ABSENT
 from onboard.diff.labels import pattern_text
 from onboard.diff.rows import ITEMS, Side
@@ -90,5 +90,6 @@ def inspect(facts: ModelFacts, structure: Mapping[str, Any] | None = None) -> In
         ):
             continue
         traits.append((field.item, field.path, jsonable(value), source_of(facts, field)))
+    traits += [("special features", f"beyond.{one.feature}", place(one), "family") for one in facts.arch.beyond]
     traits.sort(key=lambda trait: ITEMS.index(trait[0]))
     return Inspection(side(facts, structure), facts.arch, tuple(traits))

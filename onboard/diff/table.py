@@ -34,7 +34,7 @@ ELSEWHERE = {
     Layer: {"attention", "state", "mlp", "moe", "norms"},
     Embedding: {"positions"},
     Head: set[str](),
-    ArchSpec: {"embedding", "kinds", "layer_kinds", "head"},
+    ArchSpec: {"embedding", "kinds", "layer_kinds", "head", "beyond"},
 }
 _BEFORE = (
     *fields_attention.FIELDS,

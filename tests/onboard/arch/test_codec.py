@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 
 from onboard import catalog
-from onboard.arch.spec import ArchSpec
+from onboard.arch.spec import ArchSpec, Beyond
 from onboard.facts.api import load
 from vllm_neuron.errors import ConfigError
 
@@ -23,6 +24,14 @@ def test_round_trip(name: str) -> None:
 
 def llama() -> dict[str, Any]:
     return copy.deepcopy(load("meta-llama/Llama-3.1-8B").arch.to_json())
+
+
+def test_beyond_round_trip() -> None:
+    odd = (Beyond("altup", "Gemma3nTextAltUp"), Beyond("prefix LM", "HrmTextModel", "the mask"))
+    arch = dataclasses.replace(load("meta-llama/Llama-3.1-8B").arch, beyond=odd)
+    value = arch.to_json()
+    assert value["beyond"][0] == {"feature": "altup", "hf_class": "Gemma3nTextAltUp"}
+    assert ArchSpec.from_json(json.loads(json.dumps(value))) == arch
 
 
 def test_json_is_compact() -> None:

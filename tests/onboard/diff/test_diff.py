@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from onboard.arch.spec import ArchSpec
+from onboard.arch.spec import ArchSpec, Beyond
 from onboard.diff import ITEMS, Diff, diff
 from onboard.diff.labels import pattern, pattern_text
 from onboard.facts.api import load
@@ -142,7 +142,7 @@ def changed(value: Any, path: tuple[Any, ...], name: Any = None) -> Any:
 
 
 SPECS = ["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "google/gemma-4-31B-it"]
-OPAQUE = {"towers", "layer_kinds", "dtype"}
+OPAQUE = {"towers", "layer_kinds", "dtype", "beyond"}
 # Parts that are None in these models: a whole object would have to be made up to change them.
 PARTS = {"per_layer_input", "hyper_connections", "positions", "scaling", "norm", "latent", "indexer", "compressor",
          "state", "mlp", "moe", "clamp", "shared", "input_norm", "qk_norm", "query_norm", "v_norm", "out_norm",
@@ -215,3 +215,17 @@ def test_depth_costs_next_to_nothing() -> None:
         return min(times)
 
     assert best(3000) - best(30) < 0.05, "seconds of CPU, of about 0.25 for the whole command"
+
+
+def test_what_no_field_can_say_is_a_difference_to_write() -> None:
+    odd = dataclasses.replace(llama(), beyond=(Beyond("altup", "Gemma3nTextAltUp"), Beyond("laurel", "Block", "all")))
+    result = diff(facts(llama()), facts(odd))
+    found = rows(result)
+    assert (found["beyond.altup"].a, found["beyond.altup"].b) == (None, "Gemma3nTextAltUp")
+    assert found["beyond.laurel"].b == "Block (all)"
+    assert all(row.missing and row.covered_by is None for row in found.values())
+    assert result.summary()["to_write"] == 2
+    assert diff(facts(odd), facts(odd)).rows == ()
+    back = diff(facts(odd), facts(llama())).rows
+    assert [row.missing for row in back] == [None, None]
+    assert all(row.covered_by for row in back)
