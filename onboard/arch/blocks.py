@@ -77,7 +77,10 @@ class Positions:
     ``rotary_dim``: the channels of each head that turn (even). ``leading``: they are the first channels, else the last.
     ``interleaved``: pairs are (2i, 2i+1), else (i, i + rotary_dim/2). ``frequency_dim``: the size that the exponents
     are divided by, when it is not rotary_dim ("proportional" rope). ``mrope``: sections of a multimodal rope.
+    ``reverse``: turned by minus the angle (NanoChat). ``dealt``: the first so many frequencies are used in another
+    order, those of even index before those of odd index (Cohere Compass).
     ``learned_size``: rows of a learned table; ``offset``: rows skipped at its start.
+    ``sinusoidal``: H/2 sines, then H/2 cosines of (position + offset) * base ** (-2j / (frequency_dim or H)).
     """
 
     kind: str = "rotary"
@@ -89,6 +92,8 @@ class Positions:
     scaling: Scaling | None = None
     mrope: tuple[int, ...] | None = None
     mrope_interleaved: bool = False
+    reverse: bool = False
+    dealt: int | None = None
     learned_size: int | None = None
     offset: int = 0
 
@@ -137,7 +142,8 @@ class Attention:
     ``q_rank``: low-rank query projection outside MLA. ``query_growth_*``: Llama-4 growth of the query scale with the
     position, on layers without rope. ``o_groups``/``o_rank``: grouped low-rank output projection. ``undo_rope``: the
     output is turned back by its own position. ``storage``: how a checkpoint stores q, k and v: ``separate``,
-    ``concatenated``, ``grouped`` (by KV head), ``per head``, ``transposed`` or ``unknown``. In MLA, ``q_bias`` and
+    ``concatenated``, ``grouped`` (by KV head), ``per head``, ``transposed``, ``four blocks`` (each a quarter of the
+    queries, then of the values, then of the keys) or ``unknown``. In MLA, ``q_bias`` and
     ``k_bias`` are those of the two down projections.
     """
 
@@ -215,7 +221,11 @@ class Clamp:
 
 @dataclass(frozen=True)
 class MLP:
-    """A feed-forward block of width ``size``; ``gated``: act(gate) * up; ``fused``: gate and up are one matrix."""
+    """A feed-forward block of width ``size``; ``gated``: act(gate) * up; ``fused``: gate and up are one matrix.
+
+    ``down_norm``: over the width ``size``, before the down projection (BitNet). The activation ``xielu`` has two
+    parameters of its own.
+    """
 
     size: int
     activation: str
@@ -224,6 +234,7 @@ class MLP:
     down_bias: bool = False
     clamp: Clamp | None = None
     fused: bool = False
+    down_norm: Norm | None = None
 
 
 @dataclass(frozen=True)
@@ -297,7 +308,8 @@ class Layer:
 
     ``parallel``: mixer and MLP read the same residual; ``shared_norm``: they share one norm too. ``residual_scale``
     multiplies what is added to the residual. ``per_layer_input``: the layer takes its own embedding of each token.
-    ``output_scalar``: a stored scalar multiplies the layer's output.
+    ``output_scalar``: a stored scalar multiplies the layer's output. ``norm_after_add``: the post norms normalise the
+    sum, ``x = norm(x + block(x))``, instead of what is added to it. A layer with no part at all passes its input on.
     """
 
     attention: Attention | None = None
@@ -310,12 +322,15 @@ class Layer:
     residual_scale: float = 1.0
     per_layer_input: bool = False
     output_scalar: bool = False
+    norm_after_add: bool = False
 
     @property
     def norm_places(self) -> str:
-        """``parallel``, ``sandwich``, ``pre``, ``post`` or ``none``."""
+        """``parallel``, ``sandwich``, ``pre``, ``post``, ``after the sum`` or ``none``."""
         if self.parallel:
             return "parallel"
+        if self.norm_after_add:
+            return "after the sum"
         before = self.norms.pre_mixer is not None or self.norms.pre_mlp is not None
         after = self.norms.post_mixer is not None or self.norms.post_mlp is not None
         return {(True, True): "sandwich", (True, False): "pre", (False, True): "post"}.get((before, after), "none")

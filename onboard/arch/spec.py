@@ -15,7 +15,8 @@ from onboard.arch.blocks import Layer, Norm, Positions
 @dataclass(frozen=True)
 class Embedding:
     """The token table [vocab, size], times ``multiplier``; ``norm``: normalised after it; ``project``: a matrix
-    [size, hidden] follows when the table is narrower; ``positions``: a table or encoding that is added here."""
+    [size, hidden] follows when the table is narrower; ``positions``: a table or encoding that is added here, after the
+    multiplier. ``extra_rows``: rows of the table past the vocabulary, for which the head has no logit."""
 
     vocab: int
     size: int
@@ -23,6 +24,7 @@ class Embedding:
     norm: Norm | None = None
     project: bool = False
     positions: Positions | None = None
+    extra_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,14 @@ class Beyond:
     """What a model computes that no field of the spec can say.
 
     ``feature``: its short name ("altup", "differential attention"). ``hf_class``: the class of transformers that does
-    it ("Gemma3nTextAltUp"). ``where``: the layers or the place, in words; "" for the whole model.
+    it ("Gemma3nTextAltUp"). ``where``: the layers or the place, in words; "" for the whole model. ``params``: the
+    parameters of all of it in the model.
     """
 
     feature: str
     hf_class: str
     where: str = ""
+    params: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class ArchSpec:
         dtype: dtype of the checkpoint as written ("bfloat16"), else None: unspecified.
         predict_layers: extra next-token-prediction layers of the checkpoint; not counted anywhere.
         residual_dtype: "float32" when the residual is kept wider than the rest.
-        beyond: what the other fields can't say; parameters of these parts are counted where they are known.
+        beyond: what the other fields can't say.
     """
 
     hidden: int

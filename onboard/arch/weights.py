@@ -5,11 +5,13 @@ from __future__ import annotations
 from onboard.arch.blocks import MLP, Attention, Layer, MoE, Norm, State
 from onboard.arch.spec import ArchSpec
 
+XIELU = 2
+
 
 def tables(arch: ArchSpec) -> int:
     """Embedding tables: tokens, learned positions, per-layer inputs."""
     e = arch.embedding
-    total = e.vocab * e.size
+    total = (e.vocab + e.extra_rows) * e.size
     if e.positions is not None and e.positions.learned_size:
         total += e.positions.learned_size * arch.hidden
     if arch.per_layer_input is not None:
@@ -31,7 +33,7 @@ def around(arch: ArchSpec) -> int:
     if arch.hyper_connections is not None:
         streams = arch.hyper_connections.streams
         total += streams * streams * h + streams + 1
-    return total
+    return total + sum(part.params for part in arch.beyond)
 
 
 def norm(n: Norm | None, width: int) -> int:
@@ -61,7 +63,8 @@ def mlp(m: MLP | None, h: int) -> int:
     if m is None:
         return 0
     ups = 2 if m.gated else 1
-    return (ups + 1) * h * m.size + ups * m.size * m.up_bias + h * m.down_bias
+    total = (ups + 1) * h * m.size + ups * m.size * m.up_bias + h * m.down_bias
+    return total + norm(m.down_norm, m.size) + (XIELU if m.activation == "xielu" else 0)
 
 
 def moe(m: MoE | None, h: int) -> tuple[int, int]:

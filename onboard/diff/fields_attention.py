@@ -205,6 +205,8 @@ POSITION_FIELDS: tuple[Field, ...] = (
     Field("attention.positions.rotary_dim", POSITIONS, "mixer", rotary_part, (CONFIG, ROTARY)),
     Field("attention.positions.interleaved", POSITIONS, "mixer", positions_of("interleaved"), (ROTARY, TABLE)),
     Field("attention.positions.leading", POSITIONS, "mixer", leading, (ROTARY,)),
+    Field("attention.positions.reverse", POSITIONS, "mixer", positions_of("reverse"), (ROTARY,)),
+    Field("attention.positions.dealt", POSITIONS, "mixer", positions_of("dealt"), (ROTARY,)),
     Field("attention.positions.frequency_dim", POSITIONS, "mixer", frequency_dim, (ROTARY,)),
     Field("attention.positions.scaling", POSITIONS, "mixer", scaling, (CONFIG, ROTARY)),
     Field("attention.positions.mrope", POSITIONS, "mixer", mrope, (CONFIG, ROTARY)),

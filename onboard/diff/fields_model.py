@@ -64,6 +64,7 @@ def norm_places(layer: Layer) -> str:
         "post": ["post_mixer", "post_mlp"],
         "sandwich": ["pre_mixer", "post_mixer", "pre_mlp", "post_mlp"],
         "parallel": ["pre_mixer"],
+        "after the sum": ["post_mixer", "post_mlp"],
         "none": [],
     }
     name = layer.norm_places
@@ -88,6 +89,7 @@ FEED_FORWARD: tuple[Field, ...] = (
     Field("mlp.bias", FFN, "mlp", mlp_bias, (CONFIG, MLP, TABLE),
           sources=("mlp.up_bias", "mlp.down_bias", "moe.up_bias", "moe.down_bias")),
     Field("mlp.clamp", FFN, "mlp", dig("mlp", "clamp"), (MLP,)),
+    Field("mlp.down_norm", FFN, "mlp", dig("mlp", "down_norm"), (MLP, TABLE)),
     Field("mlp.fused", FFN, "mlp", dig("mlp", "fused"), (TABLE,)),
     Field("mlp.size", FFN, "mlp", dig("mlp", "size"), (CONFIG,), "size"),
     Field("moe", FFN, "mlp", dig("moe"), (CONFIG, MLP, TABLE), presence=True),

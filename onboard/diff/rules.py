@@ -88,6 +88,7 @@ def storage(value: str) -> Answer:
     todo = {
         "grouped": "a weight loader that takes q, k and v apart by KV head",
         "per head": "a weight loader that takes q, k and v apart by head",
+        "four blocks": "a weight loader that takes four blocks of heads, each queries, values, keys",
         "transposed": "QKVLinear has to tell its loader is_storage_transposed (the loader knows it)",
     }
     return Missing(todo.get(value, "find out how the checkpoint stores q, k and v; separate ones are covered"))
@@ -211,6 +212,8 @@ RULES: dict[str, Rule] = {
     "attention.positions.rotary_dim": rotary_part,
     "attention.positions.interleaved": takes("RotaryConfig", "interleaved"),
     "attention.positions.leading": only(True, "RotaryConfig", "rotary on the last channels of the head"),
+    "attention.positions.reverse": only(False, "RotaryConfig", "rotary by minus the angle in nn/rotary.py"),
+    "attention.positions.dealt": only(None, "RotaryConfig", "the first {} frequencies dealt into even and odd ones"),
     "attention.positions.frequency_dim": only("rotary width", "RotaryConfig", "exponents over {} in nn/rotary.py"),
     "attention.positions.scaling": scaling,
     "attention.positions.mrope": only(None, "RotaryConfig", "multimodal positions, sections {} (text alone is plain)"),
@@ -220,6 +223,7 @@ RULES: dict[str, Rule] = {
     "mlp.gated": only(True, "GatedMLP", "a feed-forward block without a gate"),
     "mlp.bias": mlp_bias,
     "mlp.clamp": only(None, "GatedMLP", "limits on gate and up in GatedMLP ({})"),
+    "mlp.down_norm": only(None, "GatedMLP", "a norm before the down projection ({})"),
     "mlp.fused": lambda value: Call("Map", (), "gate and up stored as one") if value
     else Call("Fuse", (), "gate and up stored apart"),
     "moe": always("a mixture-of-experts block: router, experts, their rows in the checkpoint table"),
@@ -238,9 +242,13 @@ RULES: dict[str, Rule] = {
     "layer.shared_norm": lambda value: Wiring(f"{'one norm' if value else 'two norms'} in the layer's constructor"),
     "layer.residual_scale": lambda value: Wiring(f"x + {value:g} * block(x) in the layer's forward"),
     "layer.per_layer_input": always("the layer's gate for its own embedding of each token"),
+    "layer.norm_after_add": lambda value: Wiring(
+        "norm(x + block(x)) in the layer's forward" if value else "x + block(norm(x)) or x + norm(block(x))"
+    ),
     "layer.output_scalar": always("a stored scalar on the layer's output"),
     "embedding.multiplier": embedding_scale,
     "embedding.norm": embedding_norm,
+    "embedding.extra_rows": only(0, "VocabDimShardedEmbedding", "a table of {} rows more than the head has logits"),
     "embedding.project": only(False, "VocabDimShardedEmbedding", "a projection after the embedding"),
     "head.tied": tied,
     "head.bias": takes("LMHead", "bias"),

@@ -146,7 +146,7 @@ OPAQUE = {"towers", "layer_kinds", "dtype", "beyond"}
 # Parts that are None in these models: a whole object would have to be made up to change them.
 PARTS = {"per_layer_input", "hyper_connections", "positions", "scaling", "norm", "latent", "indexer", "compressor",
          "state", "mlp", "moe", "clamp", "shared", "input_norm", "qk_norm", "query_norm", "v_norm", "out_norm",
-         "pre_mixer", "post_mixer", "pre_mlp", "post_mlp", "post_dense", "pre_moe", "post_moe",
+         "pre_mixer", "post_mixer", "pre_mlp", "post_mlp", "post_dense", "pre_moe", "post_moe", "down_norm",
          "attention"}  # fmt: skip
 
 
