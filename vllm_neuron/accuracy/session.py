@@ -60,22 +60,30 @@ class Session:
         return self._run([token], Phase.DECODE, 0)
 
     def _run(self, ids: Sequence[int], phase: Phase, pad: int) -> Tensor:
+        step = self.step(ids, phase, pad=pad)
+        with torch.no_grad():
+            hidden = self.model.forward(step)[: len(ids)]
+            self.length += len(ids)
+            return self.model.compute_logits(hidden)
+
+    def step(self, ids: Sequence[int], phase: Phase, *, pad: int = 0) -> Step:
+        """What the model is given for the next tokens, with ``pad`` padded ones behind; nothing is run.
+
+        Raises:
+            ShapeError: more tokens than the session has room for.
+        """
         count = len(ids)
         if self.length + count > self.blocks * self.block_size:
             raise ShapeError("Session", self.length + count, f"at most {self.blocks * self.block_size} tokens")
         positions = torch.arange(self.length, self.length + count)
         padded = torch.cat((positions, torch.zeros(pad, dtype=torch.int64)))
-        step = Step(
+        return Step(
             phase=phase,
             token_ids_T=torch.tensor([*ids, *[0] * pad], dtype=torch.int64),
             positions_T=padded,
             views=tuple(self._view(i, positions, pad, phase) for i in range(len(self.kinds))),
             rows=1,
         )
-        with torch.no_grad():
-            hidden = self.model.forward(step)[:count]
-            self.length += count
-            return self.model.compute_logits(hidden)
 
     def _view(self, index: int, positions: Tensor, pad: int, phase: Phase) -> KVView:
         window, chunk = self.kinds[index]
