@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from vllm_neuron import envs
 
@@ -11,15 +12,33 @@ logger = logging.getLogger(__name__)
 
 def load() -> None:
     """Apply the shims, and make architectures that vLLM does not know known to it."""
-    from vllm.platforms import current_platform
-
-    if current_platform.device_name != "cpu" or not current_platform.is_out_of_tree():
+    if not _active():
         return
     log_like_vllm()
     from vllm_neuron.vllm import shims
 
     shims.apply()
-    _register_unknown_architectures()
+    from vllm_neuron.model.registry import registered
+
+    _register(registered())
+
+
+def register_architecture(architecture: str) -> None:
+    """Make one architecture known to vLLM: what a model package's own general plugin calls.
+
+    Does nothing on another platform, whose own implementation it would hide, and for what vLLM knows already.
+
+    Args:
+        architecture: the name in ``architectures``.
+    """
+    if _active():
+        _register((architecture,))
+
+
+def _active() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.device_name == "cpu" and current_platform.is_out_of_tree())
 
 
 def log_like_vllm() -> None:
@@ -32,13 +51,11 @@ def log_like_vllm() -> None:
     ours.propagate = not ours.handlers
 
 
-def _register_unknown_architectures() -> None:
+def _register(architectures: Iterable[str]) -> None:
     """vLLM asks a class for what a model can do; for its own architectures it has one, for ours it gets a stub."""
     from vllm import ModelRegistry
 
-    from vllm_neuron.model.registry import registered
-
     known = ModelRegistry.get_supported_archs()
-    for architecture in registered():
+    for architecture in architectures:
         if architecture not in known:
             ModelRegistry.register_model(architecture, "vllm_neuron.vllm.stub:TextGenerationStub")
