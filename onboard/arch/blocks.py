@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ATTENTION_KINDS = ("full", "sliding", "chunked", "mla", "compressed")
-STATE_KINDS = ("mamba1", "mamba2", "gated_delta_net", "short_conv", "mlstm")
+STATE_KINDS = ("mamba1", "mamba2", "gated_delta_net", "kda", "lightning", "rg_lru", "wkv", "short_conv", "mlstm")
+SCORES = ("softmax", "sigmoid", "sqrtsoftplus", "sparsemixer")
 POSITION_KINDS = ("rotary", "learned", "alibi", "sinusoidal", "none")
 NORM_KINDS = ("rms", "layernorm", "l2")
 
@@ -100,13 +101,18 @@ class Positions:
 
 @dataclass(frozen=True)
 class Latent:
-    """Ranks and head parts of latent attention (MLA). ``q_rank`` None: queries are projected directly."""
+    """Ranks and head parts of latent attention (MLA). ``q_rank`` None: queries are projected directly.
+
+    ``norm``: of the low-rank query and of the latent, each with its own weight. ``kv_scale`` multiplies the normalised
+    latent, so both the keys without position and the values, but not the keys with position (LongCat).
+    """
 
     q_rank: int | None
     kv_rank: int
     nope_size: int
     rope_size: int
     norm: Norm = Norm()
+    kv_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -136,8 +142,12 @@ class Attention:
     """One attention block.
 
     ``head_size_k`` is the size of queries and keys. ``scale`` multiplies q.k (None: unknown). ``window`` counts the
-    token itself. ``chunk``: tokens see only their own chunk. ``output_gate``: ``channel`` (a gate of N*D from the
-    query projection) or ``head``. ``shared_kv``: index of the layer whose cache is read instead of writing one.
+    token itself. ``chunk``: tokens see only their own chunk. ``output_gate``: what the attention's output
+    is multiplied by before the output projection: ``channel`` (one gate for each of the N * head_size_v channels) or
+    ``head`` (one for each query head); ``gate_from``: its rows are in the query projection (``query``: for each head
+    its query, then its gate) or in a matrix of its own that reads the same input as q (``own``, no bias);
+    ``gate_act``: ``sigmoid`` or ``softplus``. ``value_scale`` multiplies the values. ``input_size``: width of what q,
+    k and v read where it is not the hidden size (Zamba). ``shared_kv``: index of the layer whose cache is read instead of writing one.
     ``k_eq_v``: values come from the key projection. ``single_cache``: one cache entry serves as key and value.
     ``q_rank``: low-rank query projection outside MLA. ``query_growth_*``: Llama-4 growth of the query scale with the
     position, on layers without rope. ``o_groups``/``o_rank``: grouped low-rank output projection. ``undo_rope``: the
@@ -171,6 +181,10 @@ class Attention:
     clip_qkv: float | None = None
     sinks: bool = False
     output_gate: str | None = None
+    gate_from: str = "query"
+    gate_act: str = "sigmoid"
+    value_scale: float = 1.0
+    input_size: int | None = None
     shared_kv: int | None = None
     latent: Latent | None = None
     indexer: Indexer | None = None
@@ -190,6 +204,12 @@ class State:
     head size). ``key_heads``: heads that q and k are projected to. ``groups``: mamba2's B/C groups. ``conv_kernel`` and
     ``conv_channels``: the causal depthwise convolution before the mixer; its state holds ``conv_kernel`` columns where
     the reference keeps them all (``conv_columns``). ``dt_rank``: mamba1. ``gate_softcap``: mLSTM gates.
+    ``inner_norm``: mamba1's step, B and C are each normalised (Jamba with weights, FalconMamba without).
+    ``doubled_beta``: the delta rule's beta is 2 * sigmoid, so that eigenvalues may be negative.
+
+    ``kda``: Kimi's delta attention, a delta rule with a decay for each channel from a low-rank gate.
+    ``lightning``: linear attention with a fixed decay for each head (MiniMax). ``rg_lru``: RecurrentGemma's gated
+    linear recurrence. ``wkv``: RWKV 4's time mixing.
     """
 
     kind: str
@@ -207,6 +227,8 @@ class State:
     activation: str | None = None
     gate_softcap: float | None = None
     fused_projections: bool = True
+    inner_norm: Norm | None = None
+    doubled_beta: bool = False
 
 
 @dataclass(frozen=True)
@@ -239,12 +261,25 @@ class MLP:
 
 @dataclass(frozen=True)
 class Router:
-    """How experts are picked and weighted.
+    """How experts are picked and weighted, in this order, all in float32.
 
-    ``score``: softmax, sigmoid, sqrtsoftplus, over all experts. ``normalize``: the chosen weights are divided by their
-    sum; a softmax over the chosen scores alone is the same thing and is written so.
-    ``correction_bias``: added for the choice, not for the weight. ``weight_on``: ``output`` or ``input`` of the expert.
-    ``group_score``: how a group is ranked, ``max`` or ``top2_sum``. ``hash``: chosen by token id from a table.
+    1. Logits: ``l = x W^T`` (``bias``: plus a bias [E]); ``softcap`` c: ``c * tanh(l / c)``.
+    2. Scores over all E experts: ``s = softmax(l)``, ``sigmoid(l)`` or ``sqrt(softplus(l))``.
+    3. Choice values: ``c = s``, with ``correction_bias`` ``c = s + b`` (b [E] enters nothing but the choice).
+    4. With ``groups`` > 1 (runs of E / groups neighbours): a group's value is the ``max`` of its c, or the sum of its
+       two largest (``top2_sum``); the c of experts outside the ``top_groups`` best groups count as minus infinity.
+    5. The ``top_k`` largest c are chosen; their weights are their s (not c); ``normalize``: divided by their sum;
+       then times ``scale``.
+
+    A softmax over the chosen logits alone (Mixtral's paper, gpt-oss, Granite) equals ``softmax`` with ``normalize``
+    and is written so; a sigmoid of the chosen logits alone equals ``sigmoid``. A sum of weights is never near 0, so
+    the tiny numbers that some families add to it are left out.
+
+    ``score`` ``sparsemixer`` (Phi-3.5 MoE, always two experts): the first is the largest logit m1; its weight is its
+    softmax over the logits l with ``(m1 - l) / max(abs(l), m1) <= 2 * jitter``; the second is the largest logit m2 of
+    the others; its weight is its softmax over those of the others with ``(m2 - l) / max(abs(l), m2) <= 2 * jitter``.
+
+    ``weight_on``: ``output`` or ``input`` of the expert. ``hash``: chosen by token id from a table.
     ``input_norm``: the router normalises its own input; ``input_scale``: with a learned scale [H];
     ``expert_scale``: a learned scale for each expert.
     """
@@ -262,6 +297,8 @@ class Router:
     input_norm: Norm | None = None
     input_scale: bool = False
     expert_scale: bool = False
+    softcap: float | None = None
+    jitter: float | None = None
 
 
 @dataclass(frozen=True)
@@ -269,7 +306,8 @@ class MoE:
     """A mixture of experts: ``experts`` MLPs of width ``size``, ``top_k`` chosen for each token.
 
     ``shared``: an MLP that every token passes; ``shared_gate``: its output is multiplied by a learned sigmoid.
-    ``latent_size``: experts work in this width, with a projection down and up around them.
+    ``latent_size``: experts work in this width, with a projection down and up around them. ``output_scale`` multiplies
+    the sum of the chosen experts and the shared one (Cohere 2 MoE averages them: 0.5).
     """
 
     experts: int
@@ -285,6 +323,7 @@ class MoE:
     shared_gate: bool = False
     latent_size: int | None = None
     latent_bias: bool = False
+    output_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -304,12 +343,14 @@ class LayerNorms:
 
 @dataclass(frozen=True)
 class Layer:
-    """One kind of layer. Exactly one of ``attention`` and ``state`` is set, or neither in a layer that is only an MLP.
+    """One kind of layer. One of ``attention`` and ``state`` is set, or neither in a layer that is only an MLP; both in
+    a hybrid one (Falcon H1: side by side on the same input; Zamba: attention and MLP feed the state mixer).
 
     ``parallel``: mixer and MLP read the same residual; ``shared_norm``: they share one norm too. ``residual_scale``
     multiplies what is added to the residual. ``per_layer_input``: the layer takes its own embedding of each token.
     ``output_scalar``: a stored scalar multiplies the layer's output. ``norm_after_add``: the post norms normalise the
     sum, ``x = norm(x + block(x))``, instead of what is added to it. A layer with no part at all passes its input on.
+    ``weights_of``: attention, MLP and the MLP's norm use the weights of this earlier layer (Zamba).
     """
 
     attention: Attention | None = None
@@ -323,6 +364,7 @@ class Layer:
     per_layer_input: bool = False
     output_scalar: bool = False
     norm_after_add: bool = False
+    weights_of: int | None = None
 
     @property
     def norm_places(self) -> str:

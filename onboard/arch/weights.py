@@ -46,8 +46,10 @@ def layer(one: Layer, arch: ArchSpec) -> tuple[int, int]:
     h = arch.hidden
     n = one.norms
     places = (n.pre_mixer, n.post_mixer, n.pre_mlp, n.post_mlp, n.post_dense, n.pre_moe, n.post_moe)
-    total = sum(norm(x, h) for x in places)
-    total += attention(one.attention, h) + state(one.state, h) + mlp(one.mlp, h)
+    total = sum(norm(x, h) for x in places) + state(one.state, h)
+    block = attention(one.attention, h) + mlp(one.mlp, h)
+    again = 0 if one.weights_of is None else block + norm(n.pre_mlp, h)
+    total += block
     if one.per_layer_input and arch.per_layer_input is not None:
         total += 2 * h * arch.per_layer_input.size + norm(arch.per_layer_input.norm, h)
     if arch.hyper_connections is not None:
@@ -55,7 +57,7 @@ def layer(one: Layer, arch: ArchSpec) -> tuple[int, int]:
         mixed = (2 + streams) * streams
         total += 2 * (mixed * streams * h + mixed + 3)
     whole, used = moe(one.moe, h)
-    return total + whole, total + used
+    return total + whole - again, total + used
 
 
 def mlp(m: MLP | None, h: int) -> int:
@@ -88,22 +90,28 @@ def attention(a: Attention | None, h: int) -> int:
         return _latent(a, h)
     q_width, o_width = a.heads * a.head_size_k, a.heads * a.head_size_v
     k_width, v_width = a.kv_heads * a.head_size_k, a.kv_heads * a.head_size_v
-    gated = {"channel": q_width, "head": a.heads}.get(a.output_gate or "", 0)
-    total = _query(a, h, q_width + gated)
+    read = a.input_size or h
+    total = _query(a, read, q_width, _gate(a))
     if a.shared_kv is None:
-        total += h * k_width + k_width * a.k_bias
+        total += read * k_width + k_width * a.k_bias
         if not a.k_eq_v:
-            total += h * v_width + v_width * a.v_bias
+            total += read * v_width + v_width * a.v_bias
         total += norm(a.v_norm, a.head_size_v)
     total += _output(a, h, o_width) + _qk_norm(a, q_width, k_width) + norm(a.out_norm, o_width)
     total += a.heads * a.sinks
     return total + _compressor(a, h) + (0 if a.compressor else _indexer(a, h, a.q_rank or h))
 
 
-def _query(a: Attention, h: int, width: int) -> int:
+def _gate(a: Attention) -> int:
+    return {"channel": a.heads * a.head_size_v, "head": a.heads}.get(a.output_gate or "", 0)
+
+
+def _query(a: Attention, h: int, width: int, gate: int) -> int:
+    own = h * gate if a.gate_from == "own" else 0
+    width += 0 if own else gate
     if a.q_rank is not None:
-        return h * a.q_rank + a.q_rank + a.q_rank * width
-    return h * width + width * a.q_bias
+        return h * a.q_rank + a.q_rank + a.q_rank * width + own
+    return h * width + width * a.q_bias + own
 
 
 def _output(a: Attention, h: int, width: int) -> int:
@@ -130,7 +138,7 @@ def _latent(a: Attention, h: int) -> int:
     down = m.kv_rank + m.rope_size
     total += h * down + down * a.k_bias + norm(m.norm, m.kv_rank)
     total += m.kv_rank * a.heads * (m.nope_size + a.head_size_v)
-    total += a.heads * a.head_size_v * h + h * a.o_bias
+    total += a.heads * a.head_size_v * h + h * a.o_bias + h * _gate(a) + a.heads * a.sinks
     return total + _indexer(a, h, m.q_rank or h)
 
 
@@ -169,12 +177,22 @@ def state(s: State | None, h: int) -> int:
         rank = s.dt_rank or 0
         total = h * 2 * value + value * (rank + 2 * s.state_size) + rank * value + value
         total += value * s.state_size + value + value * h + (2 * value + h) * s.proj_bias
+        total += norm(s.inner_norm, rank + 2 * s.state_size)
     elif s.kind == "mamba2":
         wide = value + (s.conv_channels or 0) + s.heads
         total = h * wide + 3 * s.heads + norm(s.norm, value) + value * h + (wide + h) * s.proj_bias
     elif s.kind == "gated_delta_net":
         key = (s.key_heads or s.heads) * s.state_size
         total = h * (2 * key + 2 * value + 2 * s.heads) + 2 * s.heads + norm(s.norm, s.head_size) + value * h
+    elif s.kind == "kda":
+        total = 4 * h * value + 2 * (h * s.head_size + s.head_size * value) + value + s.heads + h * s.heads
+        total += norm(s.norm, s.head_size)
+    elif s.kind == "lightning":
+        total = 5 * h * value + norm(s.norm, value)
+    elif s.kind == "rg_lru":
+        total = 3 * h * value + 2 * value + h + value + 2 * (value * s.head_size + value)
+    elif s.kind == "wkv":
+        total = 4 * h * value + 2 * value + 3 * h
     elif s.kind == "short_conv":
         total = 4 * h * h + 4 * h * s.proj_bias
     else:

@@ -197,6 +197,10 @@ RULES: dict[str, Rule] = {
     "attention.clip_qkv": only(None, "Attention", "a clamp of q, k and v at {} in Attention"),
     "attention.sinks": only(False, "Attention", "learned sinks in Attention (NF.flash_attention takes sinks_N)"),
     "attention.output_gate": only(None, "Attention", "a gate by {} on the attention's output"),
+    "attention.gate_from": only("query", "Attention", "a projection of its own for the output gate"),
+    "attention.gate_act": only("sigmoid", "Attention", "{} as the activation of the output gate"),
+    "attention.value_scale": only(1.0, "Attention", "values times {} in Attention"),
+    "attention.input_size": only(None, "Attention", "an Attention that reads {} channels"),
     "attention.shared_kv": only(False, "Attention", "an Attention that reads another layer's cache"),
     "attention.head_size_v": only("as keys", "Attention", "values of size {} in Attention (QKVLinear takes it)"),
     "attention.latent": always("latent attention (MLA)"),
@@ -245,6 +249,7 @@ RULES: dict[str, Rule] = {
     "layer.norm_after_add": lambda value: Wiring(
         "norm(x + block(x)) in the layer's forward" if value else "x + block(norm(x)) or x + norm(block(x))"
     ),
+    "layer.weights_of": only(None, "Attention", "a layer whose attention and MLP are those of an earlier one"),
     "layer.output_scalar": always("a stored scalar on the layer's output"),
     "embedding.multiplier": embedding_scale,
     "embedding.norm": embedding_norm,
