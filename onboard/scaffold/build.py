@@ -1,0 +1,155 @@
+"""The expressions of one model: every block's text, from the wirings of its config and of its tiny twins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onboard.scaffold.calls import Arg, Call, Tree, Unbound, Unifier
+from onboard.scaffold.expressions import Example, Search
+from onboard.scaffold.rotating import Settings, keys_of, settings
+from onboard.scaffold.study import Twin, merged_hints
+from onboard.scaffold.wiring import Open, Wiring, wire
+
+NORMS = ("attn_norm", "post_attn_norm", "mlp_norm", "post_mlp_norm")
+BLOCKS = ("attn_norm", "attn", "post_attn_norm", "mlp_norm", "mlp", "post_mlp_norm")
+FRAME = ("embed", "positions", "embed_norm", "norm", "head")
+
+
+@dataclass(frozen=True)
+class Built:
+    """The texts.
+
+    Attributes:
+        twins: the configs that all of it holds for, the model's own first.
+        refused: names of the variants that it does not hold for.
+        frame, layer: name -> tree, for the blocks that exist.
+        scale: of what is added to the residual, or None.
+        scalar: a stored scalar multiplies a layer's output.
+        rotary: the settings of the ``rotary`` field.
+        wiring: of the model's own config.
+        whole: name -> tree of what the frame class reads (``max_position_embeddings`` and others).
+        open: what no block computes.
+    """
+
+    twins: tuple[Twin, ...]
+    refused: tuple[str, ...]
+    frame: dict[str, Tree]
+    layer: dict[str, Tree]
+    scale: Tree | None
+    scalar: bool
+    rotary: Settings | None
+    wiring: Wiring
+    wirings: tuple[Wiring, ...]
+    whole: dict[str, Tree]
+    open: tuple[Open, ...]
+
+
+def build(twins: Sequence[Twin]) -> Built:
+    """Texts that hold for the model's own config and for as many variants as can be.
+
+    A variant that can't be said in the same code is left out; its name is in ``refused``.
+
+    Raises:
+        Unbound: not even the model's own config and its plain twin can be.
+    """
+    kept = list(twins[:2])
+    base = _build(kept, ())
+    refused = []
+    for twin in twins[2:]:
+        try:
+            _build([*kept[:2], twin], ())
+        except Unbound:
+            refused.append(twin.name)
+        else:
+            kept.append(twin)
+    while len(kept) > 2:
+        try:
+            return _build(kept, tuple(refused))
+        except Unbound:
+            refused.append(kept.pop().name)
+    return _build(kept, tuple(refused)) if refused else base
+
+
+def _build(twins: Sequence[Twin], refused: tuple[str, ...]) -> Built:
+    wirings = [wire(t.spec, keys_of(t)) for t in twins]
+    if len({w.shape for w in wirings}) > 1:
+        raise Unbound("layers", [w.shape for w in wirings])
+    names = [n for n in twins[0].env if all(n in t.env for t in twins)]
+    hints = merged_hints(twins)
+    frame_unifier = Unifier(Search(names), hints, layered=False)
+    layer_unifier = Unifier(Search(names), hints)
+    examples = [Example(t.env, 0, t.spec.layers) for t in twins]
+    layered = [e for t in twins for e in t.examples()]
+    per_layer = [layer for w in wirings for layer in w.layers]
+    frame = _trees(frame_unifier, examples, [w.frame for w in wirings], FRAME)
+    layer = _trees(layer_unifier, layered, per_layer, BLOCKS)
+    scales = [one["residual_scale"] for one in per_layer]
+    return Built(
+        twins=tuple(twins),
+        refused=refused,
+        frame=frame,
+        layer=layer,
+        scale=layer_unifier.unify(layered, scales, "residual_scale") if any(s != 1.0 for s in scales) else None,
+        scalar=any(one["output_scalar"] for one in per_layer),
+        rotary=settings(frame_unifier, twins, wirings),
+        wiring=wirings[0],
+        wirings=tuple(wirings),
+        whole=_whole(frame_unifier, twins, examples),
+        open=tuple(dict.fromkeys(o for w in wirings[:2] for o in w.open)),
+    )
+
+
+def _trees(
+    unifier: Unifier, examples: Sequence[Example], blocks: Sequence[dict[str, Any]], names: Sequence[str]
+) -> dict[str, Tree]:
+    """The blocks that exist in any example."""
+    trees = {}
+    for name in names:
+        values = [one[name] for one in blocks]
+        if any(v is not None for v in values):
+            trees[name] = unifier.unify(examples, values, name)
+    return trees
+
+
+def _whole(unifier: Unifier, twins: Sequence[Twin], examples: Sequence[Example]) -> dict[str, Tree]:
+    values: dict[str, tuple[str, list[Any]]] = {
+        "vocab_size": ("embedding.vocab", [t.spec.embedding.vocab for t in twins]),
+        "num_hidden_layers": ("layers", [t.spec.layers for t in twins]),
+        "max_position_embeddings": ("max_positions", [t.spec.max_positions for t in twins]),
+        "tie_word_embeddings": ("head.tied", [t.spec.head.tied for t in twins]),
+    }
+    return {name: unifier.unify(examples, each, path) for name, (path, each) in values.items()}
+
+
+def local_conditions(trees: Sequence[Tree]) -> list[tuple[str, str]]:
+    """(name, condition) for the conditions that come back, named after what they say."""
+    counts = Counter(c for tree in trees for c in tree.conditions)
+    names: list[tuple[str, str]] = []
+    for condition, count in counts.items():
+        if count > 1:
+            names.append((_name(condition, {n for n, _ in names}), condition))
+    return names
+
+
+WORDS = (
+    ("sliding_attention", "sliding"),
+    ("full_attention", "full"),
+    ("chunked_attention", "chunked"),
+    ("no_rope", "turning"),
+    ("sparse", "sparse"),
+    ("dense", "dense"),
+    ("moe", "sparse"),
+)
+
+
+def _name(condition: str, taken: set[str]) -> str:
+    word = next((name for text, name in WORDS if text in condition), "special")
+    while word in taken:
+        word += "_too"
+    return word
+
+
+__all__ = ["Arg", "Built", "Call", "Unbound", "build", "local_conditions"]

@@ -1,0 +1,164 @@
+"""What tiny random models of transformers show: names in a saved checkpoint, the order in which norms run, matrices
+that are stored transposed, and where a class stands in the sources."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onboard.scaffold import roles
+from onboard.scaffold.build import NORMS, Built
+from onboard.scaffold.calls import Call
+from onboard.scaffold.roles import Stored
+from onboard.scaffold.table import Layout
+from onboard.scaffold.wiring import Wiring
+
+TOKENS = 6
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen.
+
+    Attributes:
+        stored: the checkpoint's modules.
+        layout: what their names don't say.
+        modules: Python module that holds the model's classes.
+    """
+
+    stored: tuple[Stored, ...]
+    layout: Layout
+    module: Any
+
+    def source(self, hf_class: str) -> str:
+        """``models/x/modeling_x.py:123`` of a class, "" when it isn't there."""
+        found = getattr(self.module, hf_class, None) if hf_class else None
+        if not inspect.isclass(found):
+            return ""
+        path = Path(inspect.getsourcefile(found) or "")
+        parts = path.parts[path.parts.index("transformers") + 1 :] if "transformers" in path.parts else path.parts[-1:]
+        return f"{'/'.join(parts)}:{inspect.getsourcelines(found)[1]}"
+
+
+def observe(built: Built) -> Observed:
+    """Build and save the tiny twins that the code holds for, and look at them."""
+    from onboard.probe.reference import Reference
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    norms: dict[str, str] = {}
+    transposed: set[str] = set()
+    final_norm, module = None, None
+    for twin, wiring in zip(built.twins[1:], built.wirings[1:], strict=True):
+        reference = Reference(twin.config)
+        module = inspect.getmodule(type(reference.model))
+        saved = _saved(reference)
+        shapes |= saved
+        origin = {key: _first(name) for key, name in reference.origin.items()}
+        executed = _executed(reference)
+        norms |= _layer_norms(saved, origin, executed, wiring)
+        final_norm = final_norm or _final_norm(saved, origin, executed)
+        transposed |= _transposed(reference, saved, origin)
+    attention = next((k.attention for k in built.twins[0].spec.kinds if k.attention), None)
+    layout = Layout(
+        norms=norms,
+        final_norm=final_norm,
+        qkv=attention.storage if attention else "separate",
+        transposed=frozenset(transposed),
+        latent=bool(attention and attention.latent),
+    )
+    return Observed(tuple(roles.patterns(shapes)), layout, module)
+
+
+def _first(names: Any) -> str:
+    return names if isinstance(names, str) else next(iter(names))
+
+
+def _saved(reference: Any) -> dict[str, tuple[int, ...]]:
+    from safetensors import safe_open
+
+    found: dict[str, tuple[int, ...]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        reference.save(Path(folder))
+        for path in sorted(Path(folder).glob("*.safetensors")):
+            with safe_open(path, "pt") as tensors:
+                found |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}
+    return found
+
+
+def _executed(reference: Any) -> list[str]:
+    """Names of the modules in the order in which they begin to run."""
+    import torch
+
+    order: list[str] = []
+    handles = [
+        module.register_forward_pre_hook(lambda m, a, name=name: order.append(name))
+        for name, module in reference.model.named_modules()
+        if name
+    ]
+    try:
+        reference.logits(torch.arange(1, TOKENS + 1).tolist())
+    finally:
+        for handle in handles:
+            handle.remove()
+    return order
+
+
+def _layer_norms(
+    saved: Mapping[str, Any], origin: Mapping[str, str], executed: list[str], wiring: Wiring
+) -> dict[str, str]:
+    """Stored norm within a layer -> ours, by the order in which they run."""
+    layers: dict[int, dict[str, str]] = {}
+    for key in saved:
+        module, _, leaf = key.rpartition(".")
+        pattern = roles.patterns({key: ()})[0].pattern
+        prefix, tail = roles.split(pattern)
+        found = re.search(r"\.(\d+)\.", key)
+        if not prefix or leaf != "weight" or found is None or roles.in_attention(tail):
+            continue
+        if roles.is_norm(tail) and "sub_norm" not in tail:
+            layers.setdefault(int(found.group(1)), {})[tail] = origin.get(key, key).rpartition(".")[0]
+    norms: dict[str, str] = {}
+    for index, tails in layers.items():
+        ours = [n for n in NORMS if _has_weight(wiring.layers[index].get(n))]
+        ordered = roles.order(tails.values(), executed)
+        names = sorted(tails, key=lambda t: ordered.index(tails[t]))
+        if len(names) == len(ours):
+            norms |= dict(zip(names, ours, strict=True))
+    return norms
+
+
+def _has_weight(call: Any) -> bool:
+    if not isinstance(call, Call):
+        return False
+    weight = call.arg("weight")
+    return weight is None or weight.value is True
+
+
+def _final_norm(saved: Mapping[str, Any], origin: Mapping[str, str], executed: list[str]) -> str | None:
+    """The stored norm outside the layers that runs last."""
+    outside = {}
+    for key in saved:
+        pattern = roles.patterns({key: ()})[0].pattern
+        if "{i}" not in pattern and roles.is_norm(pattern):
+            outside[origin.get(key, key).rpartition(".")[0]] = pattern
+    last = max((executed.index(m) for m in outside if m in executed), default=None)
+    if last is None:
+        return None
+    layers = [k for k, name in enumerate(executed) if re.search(r"\.\d+(\.|$)", name)]
+    return outside[executed[last]] if not layers or last > layers[0] else None
+
+
+def _transposed(reference: Any, saved: Mapping[str, Any], origin: Mapping[str, str]) -> set[str]:
+    """Patterns of matrices whose module keeps [in, out]."""
+    modules = dict(reference.model.named_modules())
+    found = set()
+    for key in saved:
+        module = modules.get(origin.get(key, key).rpartition(".")[0])
+        if type(module).__name__ == "Conv1D":
+            found.add(roles.patterns({key: ()})[0].pattern)
+    return found

@@ -1,0 +1,166 @@
+"""What the renderer knows of a model: its config and tiny twins of it as transformers sees them, each with its spec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onboard.arch.spec import ArchSpec
+from onboard.facts.api import ModelFacts, read
+from onboard.facts.families.common import CANONICAL_ACTIVATIONS
+from onboard.scaffold.expressions import Example
+from vllm_neuron.errors import ConfigError, NeuronError
+from vllm_neuron.model import hf_config as helpers
+
+# Names in the order in which an expression prefers them.
+WELL_KNOWN = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "hidden_activation",
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_types",
+    "sliding_window",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+)
+# Settings of a config object that no computation of the decoder reads.
+NOT_THE_MODEL = re.compile(
+    r".*_token_id|.*_token_ids|.*dropout.*|.*_pdrop|drop_.*|initializer.*|init_.*|use_cache|output_.*|return_dict|"
+    r"id2label|label2id|problem_type|transformers_version|_.*|dtype|torch_dtype|architectures|model_type|name_or_path|"
+    r"chunk_size_feed_forward|is_encoder_decoder|add_cross_attention|is_decoder|cross_attention.*|pruned_heads|"
+    r"router_aux_loss_coef|aux_loss_alpha|seq_aux|router_z_loss_coef|router_jitter_noise|input_jitter_noise|"
+    r"summary_.*|quantization_config|auto_map|attn_implementation|experts_implementation|tokenizer_class|"
+    r"finetuning_task|task_specific_params|gradient_checkpointing|scale_attn_weights_grad|use_mamba_kernels|"
+    r"pretraining_tp|num_labels|sep_token_id|ep_size|decoder_start_token_id|layer_norm_type|.*_loss_.*|moe_loss_weight"
+)
+
+
+@dataclass(frozen=True)
+class Twin:
+    """One config with what it says.
+
+    Attributes:
+        name: "given" for the model at hand, else the variant's name.
+        config: the transformers config object.
+        spec: the architecture, read by the same rules as the model's own.
+        env: field -> value, under the names that expressions use.
+        sources: path in the architecture -> fields that decide it.
+    """
+
+    name: str
+    config: Any
+    spec: ArchSpec
+    env: Mapping[str, Any]
+    sources: Mapping[str, tuple[str, ...]]
+
+    def examples(self) -> list[Example]:
+        """One for each layer."""
+        return [Example(self.env, i, self.spec.layers) for i in range(self.spec.layers)]
+
+
+def config_of(facts: ModelFacts) -> Any:
+    """The transformers config object of the decoder; code from a repository is never run.
+
+    Raises:
+        ConfigError: transformers does not know the model type, or refuses the config.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if facts.model_type not in CONFIG_MAPPING:
+        raise ConfigError(
+            "model_type",
+            facts.model_type,
+            "a model type that the installed transformers has",
+            "Upgrade transformers, or give a config of a known type.",
+        )
+    fields = {k: v for k, v in facts.text.items() if k not in ("model_type", "quantization_config", "auto_map")}
+    try:
+        return AutoConfig.for_model(facts.model_type, **fields)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        message = f"{type(error).__name__}: {error}"
+        raise ConfigError("config", message[:300], "a config that transformers accepts", "Correct it.") from error
+
+
+def twins(facts: ModelFacts, variants: Sequence[tuple[str, Any]]) -> list[Twin]:
+    """The model's own config first, then its tiny variants; one whose spec can't be read is left out."""
+    found = [twin("given", config_of(facts), facts.arch, facts)]
+    for name, config in variants:
+        try:
+            tiny = read(config.to_dict(), name=name)
+        except NeuronError:
+            continue
+        found.append(twin(name, config, tiny.arch, tiny))
+    return found
+
+
+def twin(name: str, config: Any, spec: ArchSpec, facts: ModelFacts) -> Twin:
+    """A config with its spec and the fields that decide each value."""
+    env = environment(config)
+    return Twin(name, config, spec, env, _hints(facts, env, getattr(config, "attribute_map", None) or {}))
+
+
+def environment(config: Any) -> dict[str, Any]:
+    """Field -> value of a config object, under transformers' common names where a class has its own."""
+    own = {v: k for k, v in (getattr(config, "attribute_map", None) or {}).items()}
+    values: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if NOT_THE_MODEL.fullmatch(name):
+            continue
+        if hasattr(value, "to_dict"):
+            values.update({f"{name}.{k}": v for k, v in vars(value).items() if not NOT_THE_MODEL.fullmatch(k)})
+        else:
+            values[own.get(name, name)] = value
+    for name in ("layer_types", "layers_block_type", "mlp_layer_types"):
+        if name not in values and isinstance(getattr(config, name, None), list | tuple):
+            values[name] = getattr(config, name)
+    if "hidden_size" in values and "num_attention_heads" in values:
+        try:
+            values["head_dim"] = helpers.head_size(config)
+        except (ConfigError, TypeError):
+            values.pop("head_dim", None)
+    return {name: _plain(name, values[name]) for name in sorted(values, key=_rank)}
+
+
+def _rank(name: str) -> tuple[int, str]:
+    return (WELL_KNOWN.index(name), "") if name in WELL_KNOWN else (len(WELL_KNOWN), name)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, str) and "act" in name:
+        return CANONICAL_ACTIVATIONS.get(value, value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _hints(facts: ModelFacts, env: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    common = {v: k for k, v in renamed.items()}
+    prefix = facts.section + "." if facts.section else ""
+    hints: dict[str, tuple[str, ...]] = {}
+    for path, source in facts.sources.items():
+        key = source.key or ""
+        words = [key.removeprefix(prefix), *re.findall(r"[A-Za-z_][\w.]*", key)]
+        names = [common.get(w, w) for w in words]
+        plain = path.split("@", 1)[0]
+        found = tuple(dict.fromkeys(n for n in names if n in env))
+        hints[plain] = tuple(dict.fromkeys((*hints.get(plain, ()), *found)))
+    return hints
+
+
+def merged_hints(twins: Sequence[Twin]) -> dict[str, tuple[str, ...]]:
+    """The fields that decide a path in any of the configs."""
+    merged: dict[str, tuple[str, ...]] = {}
+    for twin in twins:
+        for path, names in twin.sources.items():
+            merged[path] = tuple(dict.fromkeys((*merged.get(path, ()), *names)))
+    return merged

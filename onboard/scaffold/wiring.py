@@ -1,0 +1,345 @@
+"""``ArchSpec`` -> the blocks of ``vllm_neuron.nn`` that compute it, with their arguments: the one place that knows both.
+
+What no block can do is not left out: it is an :class:`Open` entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from onboard.arch.blocks import MLP, Attention, Clamp, Layer, MoE, Norm, Positions, QKNorm, Router
+from onboard.arch.spec import ArchSpec
+from onboard.scaffold.calls import Arg, Call, Index, Rotating
+
+
+@dataclass(frozen=True)
+class Open:
+    """A feature that nothing here computes: its name, the Hugging Face class that does, and a hint where."""
+
+    feature: str
+    hf_class: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The blocks of a model.
+
+    Attributes:
+        frame: name -> block around the layers (embed, positions, embed_norm, norm, head).
+        layers: for each layer, name -> block, or a plain value (``residual_scale``).
+        shape: how a layer's blocks are joined, see :func:`shape`.
+        positions: the rotary settings in use, by key ("" when there is one).
+        open: what is missing.
+    """
+
+    frame: dict[str, Any]
+    layers: tuple[dict[str, Any], ...]
+    shape: str
+    positions: dict[str, tuple[Positions, int]]
+    open: tuple[Open, ...]
+
+
+def wire(spec: ArchSpec, layer_types: tuple[str, ...] = ()) -> Wiring:
+    """The blocks of a spec.
+
+    Args:
+        spec: the model.
+        layer_types: for each layer the key under which the config has its rotary settings, or () when there is one
+            block of settings.
+    """
+    missing = list(open_features(spec))
+    shapes = {shape(kind) for kind in spec.kinds}
+    if len(shapes) > 1:
+        missing.append(Open(f"layers joined in different ways ({', '.join(sorted(shapes))})"))
+    layers, positions = [], {}
+    for index, layer in enumerate(spec):
+        key = layer_types[index] if layer_types else ""
+        layers.append(_layer(spec, layer, index, key))
+        mixer = layer.attention
+        if mixer is not None and mixer.positions.kind == "rotary":
+            positions.setdefault(key, (mixer.positions, _rotary_head(mixer)))
+    return Wiring(_frame(spec), tuple(layers), sorted(shapes)[0], positions, tuple(dict.fromkeys(missing)))
+
+
+def _rotary_head(attention: Attention) -> int:
+    return attention.latent.rope_size if attention.latent else attention.head_size_k
+
+
+def shape(layer: Layer) -> str:
+    """``parallel`` (one norm), ``parallel2`` (a norm each), ``after`` (norm after the sum) or ``serial``."""
+    if layer.parallel:
+        return "parallel" if layer.shared_norm else "parallel2"
+    return "after" if getattr(layer, "norm_after_add", False) else "serial"
+
+
+def open_features(spec: ArchSpec) -> list[Open]:
+    """What the spec says and no block computes, and what the spec itself has no word for."""
+    found = [Open(b.feature, b.hf_class, b.where) for b in spec.beyond]
+    if spec.hyper_connections is not None:
+        found.append(Open("hyper_connections"))
+    if spec.per_layer_input is not None:
+        found.append(Open("per_layer_inputs"))
+    if spec.head.normalized:
+        found.append(Open("normalized_head"))
+    for layer in spec.kinds:
+        if layer.state is not None:
+            found.append(Open(layer.state.kind))
+        if layer.attention is not None:
+            found += _open_attention(layer.attention)
+        if layer.moe is not None:
+            found += _open_moe(layer)
+    return found
+
+
+def _open_attention(a: Attention) -> list[Open]:
+    wrong = {
+        "sparse_indexer": a.indexer is not None,
+        "compressed_attention": a.compressor is not None or a.kind == "compressed",
+        "grouped_output_projection": a.o_groups is not None,
+        "single_kv_entry": a.single_cache,
+        "output_turned_back": a.undo_rope,
+        "low_rank_query": a.q_rank is not None and a.latent is None,
+        f"{a.positions.kind}_positions_in_attention": a.positions.kind not in ("rotary", "none", "alibi", "learned",
+                                                                              "sinusoidal"),
+    }  # fmt: skip
+    return [Open(name) for name, is_so in wrong.items() if is_so]
+
+
+def _open_moe(layer: Layer) -> list[Open]:
+    moe = layer.moe
+    assert moe is not None
+    wrong = {
+        "moe_beside_dense_mlp": layer.mlp is not None,
+        "latent_experts": moe.latent_size is not None,
+        "hash_routing": moe.router.hash,
+        "router_input_norm": moe.router.input_norm is not None or moe.router.input_scale,
+        "router_expert_scale": moe.router.expert_scale,
+    }
+    return [Open(name) for name, is_so in wrong.items() if is_so]
+
+
+def _frame(spec: ArchSpec) -> dict[str, Any]:
+    e, hidden = spec.embedding, spec.hidden
+    frame: dict[str, Any] = {
+        "embed": Call(
+            "VocabDimShardedEmbedding",
+            (
+                Arg("", e.vocab, "embedding.vocab"),
+                Arg("", e.size, "embedding.size" if e.size != hidden else "hidden"),
+                Arg("scale", None if e.multiplier == 1.0 else e.multiplier, "embedding.multiplier", None),
+            ),
+        ),
+        "positions": _positions(e.positions, hidden),
+        "embed_norm": norm(e.norm, hidden, "hidden", "embedding.norm"),
+        "norm": norm(spec.final_norm, hidden, "hidden", "final_norm"),
+        "head": Call(
+            "LMHead",
+            (
+                Arg("", hidden, "hidden"),
+                Arg("", e.vocab, "embedding.vocab"),
+                Arg("bias", spec.head.bias, "head.bias", False),
+                Arg("softcap", spec.head.softcap, "head.softcap", None),
+                Arg("multiplier", spec.head.multiplier, "head.multiplier", 1.0),
+            ),
+        ),
+    }
+    return frame
+
+
+def _positions(p: Positions | None, hidden: int) -> Call | None:
+    if p is None or p.kind not in ("learned", "sinusoidal"):
+        return None
+    size = Arg("", hidden, "hidden")
+    if p.kind == "learned":
+        rows = Arg("", p.learned_size, "embedding.positions.learned_size")
+        return Call("LearnedPositions", (rows, size, Arg("offset", p.offset, "embedding.positions.offset", 0)))
+    return Call("SinusoidalPositions", (size, Arg("offset", p.offset, "embedding.positions.offset", 0)))
+
+
+def norm(n: Norm | None, size: int, size_path: str, path: str) -> Call | None:
+    """An RMS or layer norm over ``size``."""
+    if n is None:
+        return None
+    args = [Arg("", size, size_path), Arg("eps", n.eps, f"{path}.eps")]
+    if n.kind == "layernorm":
+        args.append(Arg("bias", n.bias, f"{path}.bias", True))
+    args += [Arg("weight", n.weight, f"{path}.weight", True), Arg("plus_one", n.plus_one, f"{path}.plus_one", False)]
+    return Call("LayerNorm" if n.kind == "layernorm" else "RMSNorm", tuple(args))
+
+
+def _layer(spec: ArchSpec, layer: Layer, index: int, key: str) -> dict[str, Any]:
+    hidden, n = spec.hidden, layer.norms
+    blocks: dict[str, Any] = {"attn_norm": norm(n.pre_mixer, hidden, "hidden", "norms")}
+    blocks["attn"] = None if layer.attention is None else attention(layer.attention, hidden, key)
+    blocks["post_attn_norm"] = norm(n.post_mixer, hidden, "hidden", "norms")
+    blocks["mlp_norm"] = norm(n.pre_mlp, hidden, "hidden", "norms")
+    blocks["mlp"] = moe(layer.moe, hidden) if layer.moe is not None else mlp(layer.mlp, hidden)
+    blocks["post_mlp_norm"] = norm(n.post_mlp, hidden, "hidden", "norms")
+    blocks["residual_scale"] = layer.residual_scale
+    blocks["output_scalar"] = layer.output_scalar
+    return blocks
+
+
+def attention(a: Attention, hidden: int, key: str) -> Call:
+    """The attention block, latent or not."""
+    turning = Rotating(key) if a.positions.kind == "rotary" else None
+    if a.latent is not None:
+        return _latent(a, hidden, turning)
+    biases = (a.q_bias, a.k_bias, a.v_bias)
+    plain = len(set(biases)) == 1
+    args = [
+        Arg("", Index()),
+        Arg("", hidden, "hidden"),
+        Arg("heads", a.heads, "attention.heads"),
+        Arg("kv_heads", a.kv_heads, "attention.kv_heads"),
+        Arg("head_size", a.head_size_k, "attention.head_size_k"),
+        Arg("head_size_v", a.head_size_v, "attention.head_size_v", a.head_size_k),
+        Arg("rotary", turning, "attention.positions"),
+        Arg("bias", biases[0] if plain else biases, "attention.q_bias", False),
+        Arg("o_bias", a.o_bias, "attention.o_bias", False),
+        Arg("qk_norm", qk_norm(a.qk_norm), "attention.qk_norm", None),
+        Arg("v_norm", norm_options(a.v_norm, "attention.v_norm"), "attention.v_norm", None),
+        Arg("k_eq_v", a.k_eq_v, "attention.k_eq_v", False),
+        Arg("scale", a.scale, "attention.scale", a.head_size_k**-0.5),
+        Arg("window", a.window, "attention.window", None),
+        Arg("chunk", a.chunk, "attention.chunk", None),
+        Arg("softcap", a.softcap, "attention.softcap", None),
+        Arg("sinks", a.sinks, "attention.sinks", False),
+        Arg("output_gate", a.output_gate, "attention.output_gate", None),
+        Arg("clip", a.clip_qkv, "attention.clip_qkv", None),
+        Arg("alibi", a.positions.kind == "alibi", "attention.positions.kind", False),
+        Arg("shared_with", a.shared_kv, "attention.shared_kv", None),
+        Arg("query_growth", _growth(a), "attention.query_growth", None),
+    ]
+    return Call("Attention", tuple(args))
+
+
+def _growth(a: Attention) -> tuple[Any, ...] | None:
+    if a.query_growth_floor is None:
+        return None
+    return (a.query_growth_floor, a.query_growth_beta)
+
+
+def qk_norm(q: QKNorm | None) -> Call | None:
+    """The norm of queries and keys."""
+    if q is None:
+        return None
+    path = "attention.qk_norm"
+    return Call(
+        "QKNorm",
+        (
+            Arg("eps", q.norm.eps, f"{path}.eps"),
+            Arg("kind", q.norm.kind, f"{path}.kind", "rms"),
+            Arg("width", q.width, f"{path}.width", "head"),
+            Arg("plus_one", q.norm.plus_one, f"{path}.plus_one", False),
+            Arg("bias", q.norm.bias, f"{path}.bias", False),
+            Arg("weight", q.norm.weight, f"{path}.weight", True),
+            Arg("after_rotary", q.place == "after_rope", f"{path}.place", False),
+        ),
+    )
+
+
+def norm_options(n: Norm | None, path: str) -> Any:
+    """What the values' norm is given as."""
+    return None if n is None else n.eps
+
+
+def _latent(a: Attention, hidden: int, turning: Rotating | None) -> Call:
+    m = a.latent
+    assert m is not None
+    return Call(
+        "LatentAttention",
+        (
+            Arg("", Index()),
+            Arg("", hidden, "hidden"),
+            Arg("heads", a.heads, "attention.heads"),
+            Arg("q_rank", m.q_rank, "attention.latent.q_rank"),
+            Arg("kv_rank", m.kv_rank, "attention.latent.kv_rank"),
+            Arg("nope_size", m.nope_size, "attention.latent.nope_size"),
+            Arg("rope_size", m.rope_size, "attention.latent.rope_size"),
+            Arg("head_size_v", a.head_size_v, "attention.head_size_v"),
+            Arg("rotary", turning, "attention.positions"),
+            Arg("eps", m.norm.eps, "attention.latent.norm.eps"),
+            Arg("q_bias", a.q_bias, "attention.q_bias", False),
+            Arg("kv_bias", a.k_bias, "attention.k_bias", False),
+            Arg("o_bias", a.o_bias, "attention.o_bias", False),
+            Arg("scale", a.scale, "attention.scale", (m.nope_size + m.rope_size) ** -0.5),
+        ),
+    )
+
+
+def mlp(m: MLP | None, hidden: int, path: str = "mlp") -> Call | None:
+    """A dense feed-forward block."""
+    if m is None:
+        return None
+    args = [
+        Arg("", hidden, "hidden"),
+        Arg("", m.size, f"{path}.size"),
+        Arg("act", m.activation, f"{path}.activation"),
+    ]
+    if m.gated and m.up_bias == m.down_bias:
+        args.append(Arg("bias", m.up_bias, f"{path}.bias", False))
+    else:
+        args += [
+            Arg("up_bias", m.up_bias, f"{path}.bias", False),
+            Arg("down_bias", m.down_bias, f"{path}.bias", False),
+        ]
+    if not m.gated:
+        return Call("MLP", tuple(args))
+    args.append(Arg("clamp", clamp(m.clamp), f"{path}.clamp", None))
+    return Call("GatedMLP", tuple(args))
+
+
+def clamp(c: Clamp | None) -> Call | None:
+    """Limits of a gated activation."""
+    if c is None:
+        return None
+    return Call(
+        "Clamp",
+        (
+            Arg("", c.limit, "moe.clamp"),
+            Arg("alpha", c.alpha, "moe.clamp.alpha", None),
+            Arg("up_shift", c.up_shift, "moe.clamp.up_shift", 0.0),
+        ),
+    )
+
+
+def moe(m: MoE, hidden: int) -> Call:
+    """A mixture of experts with its shared expert."""
+    return Call(
+        "MoE",
+        (
+            Arg("", hidden, "hidden"),
+            Arg("experts", m.experts, "moe.experts"),
+            Arg("top_k", m.top_k, "moe.top_k"),
+            Arg("intermediate_size", m.size, "moe.size"),
+            Arg("act", m.activation, "moe.activation"),
+            Arg("router", router(m.router), "moe.router"),
+            Arg("gated", m.gated, "moe.gated", True),
+            Arg("bias", m.up_bias or m.down_bias, "moe.bias", False),
+            Arg("clamp", clamp(m.clamp), "moe.clamp", None),
+            Arg("shared", mlp(m.shared, hidden, "moe.shared"), "moe.shared", None),
+            Arg("shared_gate", m.shared_gate, "moe.shared_gate", False),
+        ),
+    )
+
+
+def router(r: Router) -> Call:
+    """How experts are chosen."""
+    path = "moe.router"
+    return Call(
+        "RouterConfig",
+        (
+            Arg("score", r.score, f"{path}.score", "softmax"),
+            Arg("normalize", r.normalize, f"{path}.normalize", False),
+            Arg("scale", r.scale, f"{path}.scale", 1.0),
+            Arg("bias", r.bias, f"{path}.bias", False),
+            Arg("correction_bias", r.correction_bias, f"{path}.correction_bias", False),
+            Arg("groups", r.groups, f"{path}.groups", 1),
+            Arg("top_groups", r.top_groups, f"{path}.top_groups", 1),
+            Arg("group_score", r.group_score, f"{path}.group_score", None),
+            Arg("weight_on", r.weight_on, f"{path}.weight_on", "output"),
+        ),
+    )
