@@ -25,7 +25,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.FINDINGS: "done, and there are differences or findings that the options ask to fail on",
     Exit.USAGE: "the command line is wrong",
     Exit.BAD_INPUT: "an input can't be read or is not supported; the message names the field and the next action",
-    Exit.OPEN: "done as far as possible, and parts are left open by name",
+    Exit.OPEN: "done as far as possible, and parts are left open by name (features of a model, conflicts of a merge)",
     Exit.FAILED: "a check or a run failed, or standard output could not be written",
     Exit.BUG: "a bug of this program; please report it with the traceback",
     Exit.INTERRUPTED: "stopped by Ctrl-C",

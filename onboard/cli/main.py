@@ -29,6 +29,8 @@ COMMANDS: dict[str, LazyCommand] = {
     "diff": LazyCommand("onboard.cli.diff", "Say how two models differ, and what a port has to do."),
     "doctor": LazyCommand("onboard.cli.doctor", "Explain why the plugin is or is not active, and what to set."),
     "inspect": LazyCommand("onboard.cli.inspect", "Show one model: layers, exact parameters, cache cost."),
+    "new": LazyCommand("onboard.cli.new", "Write a model package from a config, and prove it."),
+    "update": LazyCommand("onboard.cli.update", "Render a package again and merge that into your edits."),
 }
 
 EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {text}" for code, text in MEANINGS.items())

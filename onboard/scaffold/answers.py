@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterable
@@ -13,26 +14,25 @@ from onboard.scaffold import names as checked
 from onboard.scaffold.code import ModelCode, OpenFeature
 from onboard.scaffold.names import Names
 from onboard.scaffold.origin import Origin
-from onboard.scaffold.rename import renamed
+from vllm_neuron.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Answers:
-    """A package to be rendered: its names, what it is made from, and its code (in the package's own names)."""
+    """A package to be rendered: its names, what it is made from, and its code.
+
+    Raises:
+        ConfigError: the architecture is no class name, or a class of the code would hide a name that it imports.
+    """
 
     names: Names
     origin: Origin
     code: ModelCode
 
-    @classmethod
-    def of(cls, names: Names, origin: Origin, code: ModelCode) -> Answers:
-        """The answers for code as the renderer wrote it.
-
-        Raises:
-            ConfigError: the architecture is no class name, or a class would clash with a name in the code.
-        """
-        checked.architecture(code.architecture)
-        return cls(names, origin, renamed(code, names))
+    def __post_init__(self) -> None:
+        checked.architecture(self.code.architecture)
+        for text in (self.code.config_py, self.code.model_py, self.code.factory_py):
+            _refuse_clashes(text, self.names)
 
     def data(self) -> dict[str, Any]:
         """Name -> value of every variable in the templates."""
@@ -69,6 +69,16 @@ class Answers:
             ],
             "onboard_version": __version__,
         }
+
+
+def _refuse_clashes(text: str, names: Names) -> None:
+    body = ast.parse(text).body
+    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {alias.asname or alias.name for node in imports for alias in node.names}
+    clashes = sorted(imported.intersection(node.name for node in body if isinstance(node, ast.ClassDef)))
+    if clashes:
+        expected = f"a name whose classes are called unlike what the code imports ({', '.join(clashes)})"
+        raise ConfigError("NAME", names.typed, expected, f"Try '{names.package}_model'.")
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

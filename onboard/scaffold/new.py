@@ -10,6 +10,7 @@ from onboard.facts.api import ModelFacts
 from onboard.scaffold import names, origin
 from onboard.scaffold.answers import Answers
 from onboard.scaffold.code import ModelCode
+from onboard.scaffold.names import Names
 from onboard.scaffold.package import create, refuse_existing
 
 
@@ -20,7 +21,7 @@ class Made:
     Attributes:
         folder: where it is.
         files: what was written, relative.
-        answers: what it was rendered from, its code in the package's own names.
+        answers: what it was rendered from.
         warnings: about names and about the config.
     """
 
@@ -44,11 +45,11 @@ class Made:
         }
 
 
-def code_of(facts: ModelFacts) -> ModelCode:
-    """The model's code, as the renderer writes it."""
+def code_of(facts: ModelFacts, own: Names) -> ModelCode:
+    """The model's code in the package's own names, as the renderer writes it."""
     from onboard.scaffold.render import model_code
 
-    return model_code(facts)
+    return model_code(facts, stem=own.stem, module=own.package)
 
 
 def make(
@@ -70,7 +71,7 @@ def make(
     target = folder or Path(checked.typed)
     refuse_existing(target, force)
     found = origin.read(source, architecture)
-    answers = Answers.of(checked, found, code_of(found.facts))
+    answers = Answers(checked, found, code_of(found.facts, checked))
     created = create(answers, target, force=force)
     claims = names.claims(answers.code.architecture, checked.distribution)
     return Made(created.folder, created.files, answers, (*checked.warnings, *claims, *found.facts.warnings))

@@ -64,7 +64,7 @@ def update(folder: Path, source: str | None = None, *, dry_run: bool = False) ->
     read = origin.again(saved) if source is None else origin.read(source)
     with staging(folder) as stage:
         fresh = stage / "new"
-        render(Answers.of(names, read, new.code_of(read.facts)), fresh)
+        render(Answers(names, read, new.code_of(read.facts, names)), fresh)
         changes = _changes(folder, fresh)
         if not dry_run and not _same_records(folder, fresh):
             _write(folder, fresh, changes, stage)
