@@ -23,6 +23,7 @@ PLAIN, TINY, LOUD = 1.0, 1e-3, 6.0
 # Blocks that end elsewhere in the two models (a residual inside, say) differ by far more than rounding or an eps does.
 ELSEWHERE = 1e-2
 FIRST_LAYER = "layers.0"
+ENTERS = "what enters "
 
 
 @dataclass
@@ -162,7 +163,7 @@ def _measure(compared: Compared, output: Tensor, capture: Capture, scale: float)
 def _embedding(chosen: Sequence[Pair], output: Tensor, capture: Capture) -> Compared:
     """What enters our first layer against what enters the reference's."""
     first = next(pair for pair in chosen if pair.ours == FIRST_LAYER)
-    compared = Compared(Pair("embed", first.theirs))
+    compared = Compared(Pair("embed", ENTERS + first.theirs))
     try:
         compared.errors[PLAIN] = rel_err(output, _hidden(capture, first), "what enters the first layer")
     except (NonFiniteError, ShapeError) as error:

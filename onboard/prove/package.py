@@ -85,7 +85,7 @@ class Package:
         facts = _facts(folder)
         sources = _sources(folder)
         with importable(sources.parent, sources.name):
-            factory = _import(f"{sources.name}.factory", sources.name, sources)
+            factory = _import(f"{sources.name}.factory", sources.name, folder)
         made = _factory(factory, facts.get("architecture"))
         return cls(
             name=sources.name,
@@ -138,26 +138,39 @@ def importable(parent: Path, name: str) -> Iterator[None]:
         sys.path.remove(str(parent))
 
 
-def _import(module: str, package: str, sources: Path | None) -> ModuleType:
+def _import(module: str, package: str, root: Path | None) -> ModuleType:
     try:
         return importlib.import_module(module)
     except BROKEN_IMPORT as error:
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ConfigError(
             f"package {package}",
-            f"{type(error).__name__}: {error}{place(error, sources)}",
+            f"{type(error).__name__}: {text}{place(error, root)}",
             f"{module} to import",
             "Mend it and run `onboard verify` again.",
         ) from error
 
 
-def place(error: BaseException, sources: Path | None) -> str:
-    """`` (file, line N)``: the innermost frame in the package's own files, else the innermost one of all."""
+def place(error: BaseException, root: Path | None) -> str:
+    """`` (file, line N)``: the innermost frame in the package's own files, else the innermost one of all.
+
+    Args:
+        error: as it was caught.
+        root: the package's folder; its files are named relative to it.
+    """
     if isinstance(error, SyntaxError) and error.filename:
-        return f" ({error.filename}, line {error.lineno})"
+        return f" ({_relative(error.filename, root)}, line {error.lineno})"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
     frames = [f for f in frames if f.filename not in (__file__, importlib.__file__)]
-    own = [f for f in frames if sources is not None and Path(f.filename).is_relative_to(sources)]
-    return "".join(f" ({f.filename}, line {f.lineno})" for f in (own or frames)[-1:])
+    own = [f for f in frames if root is not None and Path(f.filename).is_relative_to(root)]
+    return "".join(f" ({_relative(f.filename, root)}, line {f.lineno})" for f in (own or frames)[-1:])
+
+
+def _relative(file: str, root: Path | None) -> str:
+    path = Path(file)
+    if root is not None and path.is_relative_to(root):
+        return path.relative_to(root).as_posix()
+    return "/".join(path.parts[-3:])
 
 
 def _factory(module: ModuleType, architecture: str | None) -> Any:

@@ -34,7 +34,7 @@ class Divergence:
     Attributes:
         layer: index of the layer; None outside the layers.
         block: our module, e.g. ``layers.3.attn``.
-        expected: class of the Hugging Face module whose output was expected, and its name.
+        expected: class and name of the Hugging Face module whose output was expected, or what stands for it.
         rel_err: relative error of the block's output there.
     """
 
@@ -46,9 +46,10 @@ class Divergence:
     def words(self) -> str:
         """One line."""
         where = "" if self.layer is None else f"layer {self.layer}, "
-        return (
-            f"first divergence: {where}{self.block} is not what {self.expected} gives (rel. error {self.rel_err:.1e})"
+        size = (
+            f"rel. error {self.rel_err:.1e}" if finite(self.rel_err) is not None else "NaN, infinity or another shape"
         )
+        return f"first divergence: {where}{self.block} against {self.expected} ({size})"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -169,6 +170,11 @@ class Proof:
     def failures(self) -> tuple[Check, ...]:
         """The checks that failed."""
         return with_status(self.checks, Status.FAILED)
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """The first place that any failed check names; inner blocks come before their layers."""
+        return next((check.divergence for check in self.failures if check.divergence), None)
 
     @property
     def refused(self) -> tuple[Check, ...]:

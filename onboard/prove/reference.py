@@ -115,7 +115,9 @@ class Capture:
         return calls[0] if fits else None
 
     def title(self, name: str) -> str:
-        """``LlamaAttention model.layers.0.self_attn``."""
+        """``LlamaAttention model.layers.0.self_attn``; text that names no module stays as it is."""
+        if name not in self.modules:
+            return name
         return f"{type(self.modules[name]).__name__} {name}"
 
 

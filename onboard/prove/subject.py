@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ def words(error: BaseException, package: Package) -> str:
     """The exception in one line, with its place in the package; ours say enough by themselves."""
     if isinstance(error, NeuronError):
         return str(error)
-    return f"{type(error).__name__}: {error}{place(error, package.sources)}"
+    return f"{type(error).__name__}: {error}{place(error, package.folder)}"
 
 
 @contextmanager
@@ -141,7 +142,7 @@ def chunks(runner: Runner, ids: Sequence[int]) -> None:
     """Pieces of uneven length, some padded, then a few single tokens."""
     edges = [0, len(ids) // 7 + 2, len(ids) // 7 + 3, len(ids) // 2, max(len(ids) - 5, len(ids) // 2)]
     runner.prefill(ids[: edges[1]])
-    for number, (start, stop) in enumerate(zip(edges[1:], edges[2:], strict=False)):
+    for number, (start, stop) in enumerate(itertools.pairwise(edges[1:])):
         runner.extend(ids[start:stop], pad=5 * (number % 2))
     runner.decode(ids[edges[-1] :])
 

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from onboard.prove.blocks import Compared, compare_blocks, compare_head, end_elsewhere, grouped
 from onboard.prove.compare import rel_err
-from onboard.prove.pairs import Pair, find_pairs
+from onboard.prove.pairs import find_pairs
 from onboard.prove.proof import BAR, Check, Divergence, Status
 from onboard.prove.ranks import on_ranks, rank_divergence, refusal_of_ranks
 from onboard.prove.reference import Capture, HFReference
 from onboard.prove.subject import RAISED, Subject, Way, chunks, one_piece, run, tokens, whole, words
 from onboard.prove.walk import Walk
-from vllm_neuron.errors import ConfigError, NeuronError, UnsupportedError
+from vllm_neuron.errors import ConfigError, NeuronError, NonFiniteError, ShapeError, UnsupportedError
 
 RANKS = (1, 2, 4)
 WAYS: tuple[tuple[str, str, Way], ...] = (
@@ -37,7 +38,7 @@ class Measured:
 
     rel_err: float
     divergence: Divergence | None = None
-    note: str = ""
+    problem: str = ""
 
 
 @dataclass
@@ -107,16 +108,17 @@ class VariantProof:
         """The model with its weights, or None with the reason among the checks."""
         begin, package = time.perf_counter(), self.subject.package
         refusals: tuple[type[NeuronError], ...] = (ConfigError, UnsupportedError)
+        what = "the config is read"
         try:
             built = self.subject.build()
-            refusals = (UnsupportedError,)
+            refusals, what = (UnsupportedError,), "the checkpoint is loaded"
             return self.subject.load(built)
         except NotImplementedError as error:
-            self._add("config", "config", time.perf_counter() - begin, Status.NOT_RUN, words(error, package))
+            self._add("config", what, time.perf_counter() - begin, Status.NOT_RUN, words(error, package))
         except RAISED as error:
             refused = self.optional and isinstance(error, refusals)
             status = Status.REFUSED if refused else Status.FAILED
-            self._add("config", "config", time.perf_counter() - begin, status, words(error, package))
+            self._add("config", what, time.perf_counter() - begin, status, words(error, package))
         return None
 
     def _ids(self, model: Any) -> list[int]:
@@ -128,7 +130,7 @@ class VariantProof:
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randint(3, model.vocab_size, (length,), generator=generator).tolist()
 
-    def _attempt(self, kind: str, what: str, work: Callable[[], Measured]) -> Measured | None:
+    def _attempt(self, kind: str, what: str, work: Callable[[], Measured]) -> None:
         """Run one comparison and record how it ended; no exception of the package gets out."""
         self.step(f"{self.name}: {what}")
         begin = time.perf_counter()
@@ -142,27 +144,31 @@ class VariantProof:
             message = words(error, self.subject.package)
         else:
             status = Status.PASSED if found.rel_err <= BAR else Status.FAILED
-            message = found.note
-            if status is Status.FAILED:
-                message = found.divergence.words() if found.divergence else f"rel. error over {BAR:g}"
-            self._add(kind, what, time.perf_counter() - begin, status, message, found.rel_err, found.divergence)
-            return found
+            message = " ".join(filter(None, (found.problem, found.divergence.words() if found.divergence else "")))
+            number = None if found.problem else found.rel_err
+            self._add(kind, what, time.perf_counter() - begin, status, message, number, found.divergence)
+            return
         self._add(kind, what, time.perf_counter() - begin, status, message)
-        return None
 
     def _logits(self, model: Any, way: Way) -> Measured:
-        error = rel_err(run(model, way, self.ids), self.capture.logits, "logits")
-        return Measured(error, self._walk(model, way) if error > BAR else None)
-
-    def _walk(self, model: Any, way: Way) -> Divergence:
-        found = Walk(model, self.pairs).first(way, self.capture, self.skip)
-        return found or Divergence(None, "head", "the reference's logits", float("inf"))
+        return self._measured(
+            run(model, way, self.ids), lambda: Walk(model, self.pairs).first(way, self.capture, self.skip)
+        )
 
     def _ranks(self, ranks: int) -> Measured:
         logits = on_ranks(self.subject, ranks, self.ids)
-        error = max(rel_err(each, self.capture.logits, "logits") for each in logits)
-        found = rank_divergence(self.subject, ranks, self.pairs, self.capture, self.skip) if error > BAR else None
-        return Measured(error, found)
+        return self._measured(logits, lambda: rank_divergence(self.subject, ranks, self.pairs, self.capture, self.skip))
+
+    def _measured(self, logits: Tensor, walk: Callable[[], Divergence | None]) -> Measured:
+        """The logits' error; over the bar (or no number at all), the first block that differs."""
+        problem, error = "", float("inf")
+        try:
+            error = rel_err(logits, self.capture.logits, "logits")
+        except (NonFiniteError, ShapeError) as met:
+            problem = str(met)
+        if error <= BAR:
+            return Measured(error)
+        return Measured(error, walk() or Divergence(None, "head", "the reference's logits", error), problem)
 
     def _blocks(self, model: Any, head: str | None) -> None:
         self.step(f"{self.name}: blocks")
@@ -183,7 +189,7 @@ class VariantProof:
             return
         self.skip = end_elsewhere(compared, self._whole_passes(model))
         seconds = time.perf_counter() - begin
-        groups = grouped(compared)
+        groups = grouped(sorted(compared, key=_outermost_last))
         for pattern, each in groups.items():
             self._block_check(pattern, each, seconds / len(groups))
         if missing:
@@ -215,6 +221,12 @@ class VariantProof:
         found = Divergence(pair.layer, pair.ours, self.capture.title(pair.theirs), wrong.worst)
         message = wrong.problem or f"{found.words()}{_scales(wrong.errors)}"
         self._add("blocks", what, seconds, Status.FAILED, message, None if wrong.problem else error, found)
+
+
+def _outermost_last(compared: Compared) -> int:
+    """In the order of the model, whole layers after the blocks in them."""
+    pair = compared.pair
+    return {"embed": 0, "norm": 3, "head": 4}.get(pair.ours, 2 if pair.whole else 1)
 
 
 def _scales(errors: Mapping[float, float]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onboard.prove.blocks import ENTERS
 from onboard.prove.compare import rel_err
 from onboard.prove.pairs import Pair
 from onboard.prove.proof import BAR, Divergence
@@ -28,12 +29,12 @@ class Walk:
     def _recording(self, runner: Runner) -> Iterator[None]:
         def keep(name: str) -> Any:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
-                self.outputs.setdefault(name, []).append(output[: runner.count].detach().clone())
+                self._keep(name, output, runner)
 
             return hook
 
         def entered(module: nn.Module, args: Any) -> None:
-            self.outputs.setdefault("embed", []).append(args[0][: runner.count].detach().clone())
+            self._keep("embed", args[0], runner)
 
         hooks = [self.model.get_submodule(p.ours).register_forward_hook(keep(p.ours)) for p in self.pairs]
         hooks.append(self.model.layers[0].register_forward_pre_hook(entered))
@@ -42,6 +43,12 @@ class Walk:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _keep(self, name: str, x: Tensor, runner: Runner) -> None:
+        """The real tokens of a piece; a block that is called twice in it counts by its first call."""
+        pieces = self.outputs.setdefault(name, [])
+        if len(pieces) == len(runner.parts):
+            pieces.append(x[: runner.count].detach().clone())
 
     def first(self, way: Way, capture: Capture, skip: set[str]) -> Divergence | None:
         """Run the tokens one way and name the first block whose output is over the bar.
@@ -59,7 +66,7 @@ class Walk:
         for name, parts in self.outputs.items():
             if name == "embed" and first_layer is not None:
                 call = capture.call(first_layer.theirs)
-                expected, title = (call.hidden() if call else None), f"what enters {first_layer.theirs}"
+                expected, title = (call.hidden() if call else None), ENTERS + first_layer.theirs
                 layer = None
             elif name in pairs and name not in skip:
                 call = capture.call(pairs[name].theirs)

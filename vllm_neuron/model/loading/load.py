@@ -109,7 +109,7 @@ def load_model(
         parameters = dict(model.named_parameters())
         plan = make_plan(table, parameters, checkpoint.tensors, flags)
         check(plan, flags, table)
-        _try_shapes(plan, parameters, checkpoint, rank, dtype)
+        try_shapes(plan, parameters, checkpoint, rank, dtype)
         _compare_redundant(plan, checkpoint, rank, world_size)
         total = _fill(model, plan, checkpoint, rank, dtype, progress)
         report = LoadReport(
@@ -161,10 +161,14 @@ def _load_one(
     return tensor
 
 
-def _try_shapes(
+def try_shapes(
     plan: Plan, parameters: Mapping[str, Tensor], checkpoint: Checkpoint, rank: int, dtype: torch.dtype
 ) -> None:
-    """Run every loader on shapes alone, and report all that do not fit at once."""
+    """Run every loader on shapes alone, and report all that do not fit at once; no tensor is read.
+
+    Raises:
+        CheckpointError: the parameters that do not fit.
+    """
     wrong = []
     for name, source in plan.sources.items():
         for key in source.keys:
