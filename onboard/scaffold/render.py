@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
 from typing import Any
 
 from onboard.facts.api import ModelFacts
+from onboard.scaffold import describe
 from onboard.scaffold.build import BLOCKS, FRAME, NORMS, Built, build, local_conditions
 from onboard.scaffold.calls import Tree, Unbound
 from onboard.scaffold.code import ModelCode, OpenFeature
 from onboard.scaffold.expressions import field_name
 from onboard.scaffold.observe import Observed, observe
+from onboard.scaffold.shipped import templates
 from onboard.scaffold.study import NOT_THE_MODEL, Twin, twins
 from onboard.scaffold.table import Layout, Rows, rows
 from onboard.scaffold.wiring import Open
@@ -60,7 +61,7 @@ class _Writer:
     ) -> None:
         self.facts, self.built, self.observed = facts, built, observed
         self.stem, self.module, self.architecture = stem, module, architecture
-        self.title = f"{stem} ({facts.model_type})" if facts.model_type else stem
+        self.title = stem
         self.rows = self._rows()
 
     def code(self) -> ModelCode:
@@ -73,7 +74,7 @@ class _Writer:
             factory_py=_render("factory.py.jinja", **common),
             class_name=self.stem + "ForCausalLM",
             architecture=self.architecture,
-            detected=(),
+            detected=describe.rows(self.built.twins[0].spec),
             open=missing,
         )
 
@@ -191,7 +192,7 @@ class _Writer:
         kinds = sorted(self.rows.kinds | {"Table"} | ({"Tie"} if self._tied() else set()))
         blocks = {x for t in self._block_trees() for x in t.blocks} | ({"Rotary"} if rotary_type else set())
         return {
-            "summary": self._summary(),
+            "summary": describe.summary(self.built.twins[0].spec),
             "scalar": b.scalar,
             "row_kinds": kinds,
             "rows": [*self.rows.lines, *([TIE] if self._tied() else [])],
@@ -240,14 +241,6 @@ class _Writer:
     def _forward_formula(self) -> list[str]:
         lines = forward(self.built, "", "")
         return [line.replace("x_TH", "x").removeprefix("x = ").removeprefix("return ") for line in lines]
-
-    def _summary(self) -> str:
-        layer = self.built.twins[0].spec.kinds[0]
-        words = [f"{layer.norm_places}-norm layers"]
-        if layer.attention is not None:
-            words.append("latent attention" if layer.attention.latent else "grouped-query attention")
-        words.append("mixture of experts" if any(k.moe for k in self.built.twins[0].spec.kinds) else "MLP")
-        return ", ".join(words)
 
 
 def forward(built: Built, own: str, step: str) -> list[str]:
@@ -323,7 +316,7 @@ def _render(template: str, **context: Any) -> str:
     import jinja2
 
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    source = files("templates").joinpath("code", template).read_text(encoding="utf-8")
+    source = (templates() / "code" / template).read_text(encoding="utf-8")
     return formatted(environment.from_string(source).render(**context))
 
 
