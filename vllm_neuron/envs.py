@@ -7,7 +7,7 @@ that does not parse raises :class:`vllm_neuron.errors.ConfigError`. Nothing else
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,3 +173,8 @@ def set_foreign(name: str, value: str, *, only_if_unset: bool = True) -> None:
         os.environ.setdefault(name, value)
     else:
         os.environ[name] = value
+
+
+def child(changes: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with some variables set, for a child process."""
+    return {**os.environ, **changes}

@@ -23,7 +23,7 @@ from vllm_neuron.model.loading.plan import Plan, make_plan
 from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.parallel import SingleGroup, use_tp_group
 
-SIZES = (1, 2, 4, 8, 16, 32, 64)
+SIZES = tuple(range(1, 65))
 
 
 class PlannedGroup(SingleGroup):
@@ -61,19 +61,34 @@ def check_checkpoint(package: Package, where: Path, sizes: Sequence[int] = SIZES
             names = list(headers.tensors if headers else index or ())
         except NeuronError as error:
             return [Check("", "checkpoint", "real checkpoint", None, 0.0, Status.FAILED, str(error))], []
-        for size in sizes:
-            what = "real checkpoint, names" if size == 1 else f"real checkpoint, {size} ranks"
+        refused = []
+        for size in sizes if headers is not None else (1,):
             work = _Sizing(package, config, names, headers, size)
-            checks.append(_attempt(what, work, package, begin))
+            found = _attempt(f"real checkpoint, TP {size}", work, package, begin)
             begin = time.perf_counter()
-            if work.note:
-                notes.append(work.note)
-            if headers is None:
-                notes.append(
-                    f"real checkpoint: {INDEX} alone tells no shapes; only its {len(names)} names were checked"
-                )
+            if found.status is Status.REFUSED and size > 1:
+                refused.append(size)
+                continue
+            checks.append(found)
+            notes += [work.note] if work.note else []
+            if found.status is not Status.PASSED:
                 break
+        if headers is None:
+            notes.append(f"real checkpoint: {INDEX} alone tells no shapes; only its {len(names)} names were checked")
+        if refused:
+            notes.append(f"real checkpoint: the model can't be divided over {_ranges(refused)} ranks, and says so")
     return checks, notes
+
+
+def _ranges(sizes: Sequence[int]) -> str:
+    """``2, 4-8, 10``."""
+    runs: list[list[int]] = []
+    for size in sizes:
+        if runs and size == runs[-1][-1] + 1:
+            runs[-1].append(size)
+        else:
+            runs.append([size])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 class _Sizing:
