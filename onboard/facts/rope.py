@@ -81,6 +81,8 @@ def rotary(
     if unscaled and where == "rope_scaling":
         block = {}
     base = _base(r, block, where, layer_type)
+    if block.get("alpha") and block.get("rope_type", block.get("type")) == "dynamic":
+        base, block = _ntk(r, block, base, head_size)
     name, scaling = _scaling(r, block, where)
     if rotary_dim is None:
         rotary_dim = _rotary_dim(r, block, head_size)
@@ -101,6 +103,13 @@ def rotary(
     if scaling is not None and scaling.kind == "longrope":
         _check_longrope(r, scaling, rotary_dim)
     return positions
+
+
+def _ntk(r: Reader, block: Mapping[str, Any], base: float, size: int) -> tuple[float, Mapping[str, Any]]:
+    """Hunyuan's fixed NTK scaling: a larger base, and no scaling besides."""
+    alpha = r.number("rope_scaling", block["alpha"], minimum=1e-6)
+    r.derived(f"{PATH}.base", "rope_theta * alpha ** (head_dim / (head_dim - 2))")
+    return base * alpha ** (size / (size - 2)), {k: v for k, v in block.items() if k in ("rope_theta", "mrope_section")}
 
 
 def _is_nested(params: Mapping[str, Any]) -> bool:
@@ -132,9 +141,10 @@ def _block(r: Reader, layer_type: str | None) -> tuple[Mapping[str, Any], str]:
 
 def _base(r: Reader, block: Mapping[str, Any], where: str, layer_type: str | None) -> float:
     at = f"{PATH}.base"
-    if where == "rope_local_base_freq":
-        return r.decimal("rope_local_base_freq", at, minimum=1.0)
     theta = block.get("rope_theta")
+    local = layer_type == "sliding_attention" and r.defaults.get("rope_local_base_freq") is not None
+    if where == "rope_local_base_freq" or (local and theta is None and where.startswith("rope_parameters.")):
+        return r.decimal("rope_local_base_freq", at, minimum=1.0)
     if theta is not None:
         value = r.number("rope_parameters", theta, 1.0)
         r.record_written(at, where, r.has(where.split(".", 1)[0]))

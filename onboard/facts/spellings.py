@@ -84,7 +84,46 @@ MAMBA_MIX: dict[str, tuple[str, ...]] = {
     "use_bias": ("mamba_proj_bias",),
 }
 
+SPARSE_CONFIG = "sparse_attention_config."
+
 FAMILY_SPELLINGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "afmoe": {"routed_scaling_factor": ("route_scale",)},
+    "aria_text": {"num_shared_experts": ("moe_num_shared_experts",)},
+    "ernie4_5_moe": {
+        "num_experts": ("moe_num_experts", "num_experts"),
+        "num_experts_per_tok": ("moe_k", "num_experts_per_tok"),
+        "num_shared_experts": ("moe_num_shared_experts",),
+    },
+    "falcon_h1": MAMBA_MIX,
+    "hy_v3": {"routed_scaling_factor": ("router_scaling_factor",)},
+    "inkling_text": {"routed_scaling_factor": ("route_scale",)},
+    "jamba": {"use_conv_bias": ("mamba_conv_bias",), "use_bias": ("mamba_proj_bias",)},
+    "kimi_linear": {
+        "num_experts_per_tok": ("num_experts_per_token", "num_experts_per_tok"),
+        "n_group": ("num_expert_group", "n_group"),
+        "norm_topk_prob": ("moe_renormalize", "norm_topk_prob"),
+        "max_position_embeddings": ("model_max_length", "max_position_embeddings"),
+    },
+    "laguna": {"routed_scaling_factor": ("moe_routed_scaling_factor",)},
+    "longcat_flash": {
+        "num_hidden_layers": ("num_layers", "num_hidden_layers"),
+        "intermediate_size": ("ffn_hidden_size", "intermediate_size"),
+        "moe_intermediate_size": ("expert_ffn_hidden_size", "moe_intermediate_size"),
+    },
+    "minimax_m3_vl_text": {
+        "moe_intermediate_size": ("intermediate_size",),
+        "intermediate_size": ("dense_intermediate_size",),
+        "index_n_heads": ("index_n_heads", SPARSE_CONFIG + "sparse_num_index_heads"),
+        "index_head_dim": ("index_head_dim", SPARSE_CONFIG + "sparse_index_dim"),
+    },
+    "recurrent_gemma": {"final_logit_softcapping": ("logits_soft_cap",), "conv_kernel": ("conv1d_width",)},
+    "rwkv": {"max_position_embeddings": ("context_length",)},
+    "zamba": {
+        "head_dim": ("attention_head_dim",),
+        "use_conv_bias": ("mamba_conv_bias",),
+        "use_bias": ("mamba_proj_bias",),
+    },
+    "zamba2": {"head_dim": ("attention_head_dim",)},
     "nemotron_h": {
         "norm_eps": ("layer_norm_epsilon", "norm_eps", "rms_norm_eps"),
         "hidden_act": ("mlp_hidden_act",),
@@ -102,6 +141,17 @@ FAMILY_SPELLINGS: dict[str, dict[str, tuple[str, ...]]] = {
     "bamba": MAMBA_MIX,
     "lfm2_moe": {"norm_eps": ("norm_eps", "block_norm_eps")},
     "opt": {"norm_eps": ("layer_norm_eps",)},
+    "codegen": {"intermediate_size": ("n_inner",)},
+    "cpmant": {"head_dim": ("dim_head",), "intermediate_size": ("dim_ff",), "norm_eps": ("eps",)},
+    "ctrl": {"intermediate_size": ("dff",)},
+    "gpt_neo": {"sliding_window": ("window_size",)},
+    "modernbert-decoder": {
+        "rope_theta": ("global_rope_theta",),
+        "rope_local_base_freq": ("local_rope_theta",),
+        "sliding_window_pattern": ("global_attn_every_n_layers",),
+    },
+    "openai-gpt": {"hidden_act": ("afn",)},
+    "xglm": {"num_attention_heads": ("attention_heads", "num_attention_heads")},
     "gptj": {"intermediate_size": ("n_inner",)},
     "falcon": {"num_key_value_heads": ("num_kv_heads", "n_head_kv", "num_key_value_heads")},
 }
@@ -124,6 +174,10 @@ FAMILY_IGNORED: dict[str, frozenset[str]] = {
     "deepseek_v32": frozenset({"first_k_dense_replace", "layer_types"}),
     "qwen2_moe": frozenset({"intermediate_size"}),
     "gpt2": frozenset({"output_past"}),
+    "modernbert-decoder": frozenset({"classifier_activation", "cls_token_id", "initializer_cutoff_factor"}),
+    "moshi": frozenset({"audio_encoder_config", "audio_vocab_size", "depth_decoder_config", "num_codebooks"}),
+    "phi4_multimodal": frozenset({"original_max_position_embeddings"}),
+    "cohere_compass_text": frozenset({"pooling"}),
 }  # fmt: skip
 
 TOWER_KEYS = frozenset({

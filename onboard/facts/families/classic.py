@@ -175,12 +175,12 @@ def build_minicpm(r: Reader, family: Family) -> ArchSpec:
 def build_opt(r: Reader, family: Family) -> ArchSpec:
     """OPT: learned positions after two reserved rows, and a narrower token table in one size."""
     if not r.flag("do_layer_norm_before", "norms.places", default=True):
-        family = dataclasses.replace(family, places="post")
-    if r.flag("_remove_final_layer_norm") or not r.flag("layer_norm_elementwise_affine", default=True):
-        raise r.wrong("layer_norm_elementwise_affine", False, "true: the early OPT variants are not known here")
+        family = dataclasses.replace(family, places="after_sum", final_norm=False)
+    if r.flag("_remove_final_layer_norm"):
+        family = dataclasses.replace(family, final_norm=False)
+    if not r.flag("layer_norm_elementwise_affine", "norms.weight", default=True):
+        family = dataclasses.replace(family, norm_weight=False, norm_bias=False)
     spec = dense.build(r, family)
-    if family.places == "post":
-        spec = dataclasses.replace(spec, final_norm=None)
     width = r.maybe_integer("word_embed_proj_dim", "embedding.size", maximum=common.MAX_WIDTH) or spec.hidden
     if width == spec.hidden:
         return spec

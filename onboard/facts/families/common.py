@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
@@ -97,11 +98,16 @@ def decide(r: Reader, choice: bool | str, at: str) -> bool:
 
 def norm(r: Reader, family: Family, at: str = "norms") -> Norm:
     """The family's ordinary norm with the config's epsilon."""
-    eps = r.maybe_decimal("norm_eps", f"{at}.eps", minimum=0.0)
+    if family.eps is not None:
+        eps: float | None = family.eps
+        r.use(*r.spellings("norm_eps"))
+        r.known(f"{at}.eps")
+    else:
+        eps = r.maybe_decimal(family.eps_key, f"{at}.eps", minimum=0.0)
     r.known(f"{at}.kind", f"{at}.plus_one", f"{at}.bias")
     if family.norm == "layernorm":
         return Norm("layernorm", eps, plus_one=family.plus_one, bias=family.norm_bias, weight=family.norm_weight)
-    return Norm("rms", eps, plus_one=family.plus_one)
+    return Norm("rms", eps, plus_one=family.plus_one, weight=family.norm_weight)
 
 
 def activation(r: Reader, family: Family, at: str = "mlp.activation") -> str:
@@ -138,14 +144,30 @@ def distinct(signatures: Sequence[S], make: Callable[[S], Layer]) -> tuple[tuple
     return tuple(kinds), tuple(seen[s] for s in signatures)
 
 
+def regroup(spec: ArchSpec, layers: Sequence[Layer]) -> ArchSpec:
+    """The spec with these layers in place of its own."""
+    kinds, index = distinct(layers, lambda one: one)
+    return dataclasses.replace(spec, kinds=kinds, layer_kinds=index)
+
+
+def each(spec: ArchSpec, change: Callable[[Layer], Layer]) -> ArchSpec:
+    """The spec with every layer changed."""
+    return regroup(spec, [change(one) for one in spec])
+
+
 def embedding(r: Reader, family: Family, hidden: int) -> Embedding:
     """The token table with the family's multiplier."""
     vocab = r.integer("vocab_size", "embedding.vocab", maximum=2**31)
     at = "embedding.multiplier"
     scale = 1.0
-    if family.embed_scale == "sqrt":
-        scale = math.sqrt(hidden)
-        r.known(at)
+    if family.embed_scale is not None and family.embed_scale.startswith("sqrt"):
+        switch = family.embed_scale.removeprefix("sqrt?")
+        if family.embed_scale == "sqrt":
+            scale = math.sqrt(hidden)
+            r.known(at)
+        else:
+            scale = math.sqrt(hidden) if r.flag(switch) else 1.0
+            r.derived(at, f"sqrt(hidden_size) if {switch}")
     elif family.embed_scale is not None:
         scale = r.maybe_decimal(family.embed_scale.removeprefix("?"), at) or 1.0
     else:
@@ -232,7 +254,7 @@ def finish(
         embedding=emb or embedding(r, family, hidden),
         kinds=kinds,
         layer_kinds=layer_kinds,
-        final_norm=final_norm or norm(r, family, "final_norm"),
+        final_norm=final_norm or (norm(r, family, "final_norm") if family.final_norm else None),
         head=head(r, family),
         max_positions=r.maybe_integer("max_position_embeddings", "max_positions"),
         dtype=dtype(r),

@@ -54,6 +54,7 @@ def layer(r: Reader, family: Family, hidden: int, layer_type: str, turned: bool,
         parallel=family.places.startswith("parallel"),
         shared_norm=family.places == "parallel",
         residual_scale=common.residual_scale(r, family),
+        norm_after_add=family.places == "after_sum",
     )
 
 
@@ -65,6 +66,7 @@ def norms(r: Reader, family: Family) -> LayerNorms:
     return {
         "pre": pre,
         "post": post,
+        "after_sum": post,
         "sandwich": LayerNorms(one, one, one, one),
         "parallel": LayerNorms(pre_mixer=one),
         "parallel2": pre,
@@ -114,6 +116,9 @@ def scale(r: Reader, family: Family, size: int) -> float:
     if family.scale is None:
         r.derived("attention.scale", "1 / sqrt(head size)")
         return size**-0.5
+    if family.scale == "one":
+        r.known("attention.scale")
+        return 1.0
     value = r.decimal(family.scale, "attention.scale", minimum=1e-12)
     return value**-0.5 if family.scale == "query_pre_attn_scalar" else value
 

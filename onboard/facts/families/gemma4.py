@@ -26,7 +26,7 @@ def build(r: Reader, family: Family) -> ArchSpec:
     if shared > n:
         raise r.wrong("num_kv_shared_layers", shared, f"at most the {n} layers")
     first = n - shared
-    sources = [_source(types, i, first) for i in range(n)]
+    sources = [cache_of(types, i, first) for i in range(n)]
     overrides = r.layer_overrides(n)
     wide = r.flag("use_double_wide_mlp")
 
@@ -43,7 +43,7 @@ def build(r: Reader, family: Family) -> ArchSpec:
     return dataclasses.replace(spec, per_layer_input=per_layer_input(r, family))
 
 
-def _source(types: list[str], i: int, first: int) -> int | None:
+def cache_of(types: list[str], i: int, first: int) -> int | None:
     """The layer whose cache layer ``i`` reads: the last one of its type before the shared ones; None: its own."""
     if i < first or first <= 0:
         return None

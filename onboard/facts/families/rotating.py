@@ -22,6 +22,8 @@ def layers_with_rope(r: Reader, family: Family, types: list[str]) -> list[bool]:
     n = len(types)
     if family.positions != "rotary":
         return [False] * n
+    if family.nope:
+        return [t not in family.nope for t in types]
     if family.model_type in NOPE_ON_FULL and SLIDING in types:
         r.known("attention.positions.kind")
         return [t == SLIDING for t in types]

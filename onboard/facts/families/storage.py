@@ -5,6 +5,7 @@
 - ``grouped``: one, for each KV head its queries, its key, its value.
 - ``per head``: one, for each head its query, key and value (``grouped`` with a KV head a query head).
 - ``transposed``: one as ``concatenated``, stored [in, out].
+- ``four blocks``: four blocks of a quarter of the heads, each all its queries, then its values, then its keys.
 - ``unknown``: the family is not in the table.
 
 Sources: transformers 5.19, the attention classes of the families; InternLM2's ``wqkv`` and Baichuan's ``W_pack`` from
@@ -21,12 +22,17 @@ from onboard.arch.spec import ArchSpec
 FIXED = {
     "baichuan": "concatenated",
     "bloom": "per head",
+    "codegen": "four blocks",
     "dbrx": "concatenated",
     "gpt2": "transposed",
     "gpt_neox": "per head",
+    "gpt_neox_japanese": "per head",
     "internlm2": "grouped",
     "mpt": "concatenated",
+    "openai-gpt": "transposed",
+    "persimmon": "per head",
     "phi3": "concatenated",
+    "phi4_multimodal": "concatenated",
 }
 
 

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from onboard.facts.families import classic, deepseek_v4, gemma4, llama4, mamba_mix, mla, pure_state, recurrent
 from onboard.facts.families.family import Family
-
-BIAS, QKV = "?attention_bias", dict(q_bias=True, k_bias=True, v_bias=True)
-ALL_BIAS = dict(q_bias=BIAS, k_bias=BIAS, v_bias=BIAS, o_bias=BIAS)
-QKV_BIAS = dict(q_bias=BIAS, k_bias=BIAS, v_bias=BIAS)
-USE_BIAS = dict(q_bias="?use_bias", k_bias="?use_bias", v_bias="?use_bias", o_bias="?use_bias", mlp_bias="?use_bias")
-TRUE_BIAS = dict(**QKV, o_bias=True, mlp_bias=True)
-GEMMA_ACT = (("gelu", "gelu_pytorch_tanh"),)
-GRANITE = dict(scale="attention_multiplier", embed_scale="?embedding_multiplier", logit_scale="/logits_scaling",
-               residual="residual_multiplier")  # fmt: skip
-GEMMA = dict(plus_one=True, embed_scale="sqrt", **ALL_BIAS)
-
-
-def _f(model_type: str, class_name: str, **traits: object) -> Family:
-    return Family(model_type, class_name, **traits)  # type: ignore[arg-type]
-
+from onboard.facts.families.rows_dense import DENSE, DENSE_SAME_AS
+from onboard.facts.families.traits import ALL_BIAS, GEMMA, GEMMA_ACT, GRANITE, QKV, QKV_BIAS, TRUE_BIAS, USE_BIAS
+from onboard.facts.families.traits import row as _f
 
 FAMILIES: dict[str, Family] = {
     f.model_type: f
@@ -70,8 +58,8 @@ FAMILIES: dict[str, Family] = {
         _f("lfm2_moe", "Lfm2MoeForCausalLM", build=recurrent.build_lfm2_moe, qk_norm="head", moe="lfm2"),
         _f("deepseek_v32", "DeepseekV32ForCausalLM", build=mla.build, interleaved=True, moe="deepseek_v3"),
         _f("olmo", "OlmoForCausalLM", norm="layernorm", norm_bias=False, norm_weight=False, **ALL_BIAS),
-        _f("opt", "OPTForCausalLM", build=classic.build_opt, norm="layernorm", gated=False, positions="learned",
-           learned_offset=2, q_bias="?enable_bias", k_bias="?enable_bias", v_bias="?enable_bias",
+        _f("opt", "OPTForCausalLM", build=classic.build_opt, norm="layernorm", eps=1e-5, gated=False,
+           positions="learned", learned_offset=2, q_bias="?enable_bias", k_bias="?enable_bias", v_bias="?enable_bias",
            o_bias="?enable_bias", mlp_bias="?enable_bias"),
         _f("minicpm", "MiniCPMForCausalLM", build=classic.build_minicpm, embed_scale="?scale_emb",
            residual="residual_multiplier", logit_scale="/logits_scaling"),
@@ -128,6 +116,7 @@ FAMILIES: dict[str, Family] = {
         _f("xlstm", "xLSTMForCausalLM", build=pure_state.build_xlstm, softcaps=True),
         _f("mamba", "MambaForCausalLM", build=pure_state.build_mamba),
         _f("mamba2", "Mamba2ForCausalLM", build=pure_state.build_mamba),
+        *DENSE,
     )
 }  # fmt: skip
 
@@ -143,6 +132,7 @@ SAME_AS = {
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    **DENSE_SAME_AS,
 }
 
 CLASSES = {f.class_name: f.model_type for f in reversed(FAMILIES.values())} | {

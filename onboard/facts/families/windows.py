@@ -64,7 +64,7 @@ def attention_types(r: Reader, family: Family, n: int) -> list[str]:
         first = r.maybe_integer("max_window_layers", AT, minimum=0)
         return [FULL if first is None or i < first else SLIDING for i in range(n)]
     if family.window == "pattern" or (family.window == "none" and pattern is not None and r.default_kind == "assumed"):
-        return _by_pattern(r, n)
+        return _by_pattern(r, family, n)
     if family.window == "all":
         r.known(AT, key=r.prefix + "sliding_window")
         return [SLIDING] * n
@@ -72,8 +72,9 @@ def attention_types(r: Reader, family: Family, n: int) -> list[str]:
     return [FULL] * n
 
 
-def _by_pattern(r: Reader, n: int) -> list[str]:
-    """Every p-th layer is full; a text such as "LLLG" is repeated, its last letter the full one."""
+def _by_pattern(r: Reader, family: Family, n: int) -> list[str]:
+    """Every p-th layer is full, from the p-th or from the first one on; a text such as "LLLG" is repeated, its last
+    letter the full one."""
     pattern, _ = r.find("sliding_window_pattern", AT)
     if isinstance(pattern, str) and pattern:
         marks = [pattern[i % len(pattern)] for i in range(n)]
@@ -81,4 +82,4 @@ def _by_pattern(r: Reader, n: int) -> list[str]:
         return [SLIDING if m == "L" else FULL for m in marks]
     if type(pattern) is not int or pattern < 1:
         raise r.wrong("sliding_window_pattern", pattern, "an integer of 1 or more, or a text such as LLLG")
-    return [FULL if (i + 1) % pattern == 0 else SLIDING for i in range(n)]
+    return [FULL if (i if family.pattern_first else i + 1) % pattern == 0 else SLIDING for i in range(n)]

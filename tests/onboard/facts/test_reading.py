@@ -224,6 +224,15 @@ def test_baichuan_positions_and_head() -> None:
     assert (seven.head.normalized, thirteen.head.normalized) == (True, False)
 
 
+# What a family's own reference asks for as well in so small a config.
+NEEDED: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [5, 5, 6]}},
+    "gemma3n_text": {"num_kv_shared_layers": 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "hrm_text": {"num_layers_per_stack": 2},
+}
+
+
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
 def test_every_family_reads(model_type: str) -> None:
     needed: dict[str, Any] = {
@@ -243,6 +252,7 @@ def test_every_family_reads(model_type: str) -> None:
         needed["num_key_value_heads"] = 1
     if model_type == "lfm2_moe":
         needed["layer_types"] = ["conv", "conv", "full_attention", "conv"]
+    needed |= NEEDED.get(model_type, {})
     facts = read({"model_type": model_type, **needed})
     assert facts.arch.layers == 4
     assert facts.architectures == (FAMILIES[model_type].class_name,)
@@ -267,9 +277,12 @@ def test_an_unknown_type_that_is_too_strange_says_so() -> None:
     assert "attention_hidden_size" in caught.value.action
 
 
+KYUTAI = {"model_type": "kyutai_speech_to_text", "architectures": ["KyutaiSpeechToTextForConditionalGeneration"]}
+
+
 def test_defaults_of_an_installed_transformers_stand_in_for_a_type_that_it_knows() -> None:
     pytest.importorskip("transformers")
-    facts = read({"model_type": "cwm", "architectures": ["CwmForCausalLM"], "num_hidden_layers": 4})
+    facts = read({**KYUTAI, "num_hidden_layers": 4})
     assert not facts.known
     assert any("come from the installed transformers" in note for note in facts.notes)
     assert facts.sources["hidden"].kind == "family"
@@ -281,7 +294,7 @@ def test_without_transformers_nothing_stands_in(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(room.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="hidden_size"):
-        read({"model_type": "cwm", "architectures": ["CwmForCausalLM"], "num_hidden_layers": 4})
+        read({**KYUTAI, "num_hidden_layers": 4})
 
 
 def test_counts_of_a_type_that_is_not_known_are_marked() -> None:
