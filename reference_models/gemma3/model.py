@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from reference_models.gemma3.config import SLIDING, Gemma3Config
 from vllm_neuron.model.interface import DecoderModel
 from vllm_neuron.model.loading import Fuse, Map, Table, Tie
-from vllm_neuron.nn import Attention, GatedMLP, LMHead, RMSNorm, Rotary, VocabDimShardedEmbedding
+from vllm_neuron.nn import Attention, GatedMLP, LMHead, QKNorm, RMSNorm, Rotary, VocabDimShardedEmbedding
 from vllm_neuron.step import Step
 
 
@@ -33,8 +33,7 @@ class Gemma3Layer(nn.Module):
             rotary=rotary,
             bias=c.attention_bias,
             o_bias=c.attention_bias,
-            qk_norm_eps=c.rms_norm_eps,
-            qk_norm_plus_one=True,
+            qk_norm=QKNorm(c.rms_norm_eps, plus_one=True),
             scale=c.query_pre_attn_scalar**-0.5,
             window=c.sliding_window if c.layer_types[i] == SLIDING else None,
         )

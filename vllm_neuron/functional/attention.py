@@ -20,6 +20,7 @@ def _attend(
     scale: float,
     softcap: float | None,
     sinks_N: Tensor | None,
+    bias_BNQS: Tensor | None,
 ) -> Tensor:
     """Softmax attention with grouped queries, scores and softmax in float32; [B, Q, N, E]."""
     b, q, n, _ = q_BQND.shape
@@ -28,6 +29,8 @@ def _attend(
     scores = torch.einsum("bqkgd,bskd->bkgqs", grouped, k_BSKD.float()) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
+    if bias_BNQS is not None:
+        scores = scores + bias_BNQS.unflatten(1, (kv_heads, -1))
     scores = scores.masked_fill(~mask_BQS[:, None, None], float("-inf"))
     if sinks_N is not None:
         sink = sinks_N.float().view(1, kv_heads, -1, 1, 1).expand(b, -1, -1, q, 1)
@@ -38,13 +41,17 @@ def _attend(
     return out.flatten(2, 3).to(q_BQND.dtype)
 
 
-def _gather(pages: Tensor, blocks_BM: Tensor, kv_heads: int, head_size: int) -> tuple[Tensor, Tensor]:
+def _gather(
+    pages: Tensor, blocks_BM: Tensor, kv_heads: int, head_size: int, latent_size: int | None
+) -> tuple[Tensor, Tensor]:
     """Keys [B, S, K, D] and values [B, S, K, E] of the blocks, as views of one gathered buffer."""
     rows, blocks = blocks_BM.shape
     _, block_size, width = pages.shape
     both = torch.index_select(pages, 0, blocks_BM.reshape(-1)).view(rows, blocks * block_size, width)
     keys = kv_heads * head_size
     k = both[..., :keys].unflatten(-1, (kv_heads, head_size))
+    if latent_size is not None:
+        return k, k[..., :latent_size]
     v = both[..., keys:].unflatten(-1, (kv_heads, (width - keys) // kv_heads))
     return k, v
 
@@ -74,6 +81,7 @@ def flash_attention(
     scale: float,
     softcap: float | None = None,
     sinks_N: Tensor | None = None,
+    bias_BNQS: Tensor | None = None,
 ) -> Tensor:
     """Attention over dense keys and values (PREFILL: a step's own tokens).
 
@@ -84,11 +92,12 @@ def flash_attention(
         scale: factor on the scores.
         softcap: scores become ``softcap * tanh(score / softcap)`` before the mask.
         sinks_N: [N], one extra logit a head that takes weight and gives nothing (gpt-oss).
+        bias_BNQS: float32 [B, N, Q, S], added to the scores after the soft cap (ALiBi).
 
     Returns:
         [B, Q, N, E] in q's dtype.
     """
-    return _attend(q_BQND, k_BSKD, v_BSKE, mask_BQS, scale, softcap, sinks_N)
+    return _attend(q_BQND, k_BSKD, v_BSKE, mask_BQS, scale, softcap, sinks_N, bias_BNQS)
 
 
 @operation
@@ -102,22 +111,27 @@ def segmented_attention(
     scale: float,
     softcap: float | None = None,
     sinks_N: Tensor | None = None,
+    bias_BNQS: Tensor | None = None,
+    latent_size: int | None = None,
 ) -> Tensor:
     """Attention of several queries a row over the paged cache (EXTEND: a chunk after cached tokens).
 
     Args:
         q_BQND: [B, Q, N, D].
-        pages: [blocks, block_size, K * (D + E)], the layer's cache, this step's keys and values already written.
+        pages: [blocks, block_size, K * (D + E)], or K * D with a latent cache; the layer's cache, this step's keys and
+            values already written.
         blocks_BM: int64 [B, M], the block table.
         mask_BQS: bool [B, Q, M * block_size].
         kv_heads: K.
-        scale, softcap, sinks_N: as in :func:`flash_attention`.
+        scale, softcap, sinks_N, bias_BNQS: as in :func:`flash_attention`.
+        latent_size: the cache holds keys alone, and the first so many channels of each are its value (latent
+            attention).
 
     Returns:
         [B, Q, N, E].
     """
-    k, v = _gather(pages, blocks_BM, kv_heads, q_BQND.shape[-1])
-    return _attend(q_BQND, k, v, mask_BQS, scale, softcap, sinks_N)
+    k, v = _gather(pages, blocks_BM, kv_heads, q_BQND.shape[-1], latent_size)
+    return _attend(q_BQND, k, v, mask_BQS, scale, softcap, sinks_N, bias_BNQS)
 
 
 @operation
@@ -131,35 +145,43 @@ def attention_decode(
     scale: float,
     softcap: float | None = None,
     sinks_N: Tensor | None = None,
+    bias_BNQS: Tensor | None = None,
+    latent_size: int | None = None,
 ) -> Tensor:
     """Attention of few queries a row over the paged cache (DECODE: Q = 1).
 
     Arguments and result as in :func:`segmented_attention`.
     """
-    k, v = _gather(pages, blocks_BM, kv_heads, q_BQND.shape[-1])
-    return _attend(q_BQND, k, v, mask_BQS, scale, softcap, sinks_N)
+    k, v = _gather(pages, blocks_BM, kv_heads, q_BQND.shape[-1], latent_size)
+    return _attend(q_BQND, k, v, mask_BQS, scale, softcap, sinks_N, bias_BNQS)
 
 
 @operation
-def kv_write(pages: Tensor, k_TKD: Tensor, v_TKE: Tensor, slots_T: Tensor) -> None:
+def kv_write(pages: Tensor, k_TKD: Tensor, v_TKE: Tensor | None, slots_T: Tensor) -> None:
     """Write each token's key and value into its slot of the cache, in place.
 
     Args:
         pages: [blocks, block_size, K * (D + E)].
-        k_TKD, v_TKE: [T, K, D] and [T, K, E].
+        k_TKD, v_TKE: [T, K, D] and [T, K, E]; a latent cache (E = 0) has no values.
         slots_T: int64 [T], ``block * block_size + offset``. Padded tokens all name a slot of the null block; which of
             them stays there is of no account, since no mask shows it.
     """
     block_size = pages.shape[1]
-    rows = torch.cat((k_TKD.flatten(1), v_TKE.flatten(1)), dim=-1)
+    rows = _rows(k_TKD, v_TKE)
     pages[slots_T // block_size, slots_T % block_size] = rows.to(pages.dtype)
 
 
-def _plain(softcap: float | None, sinks_N: Tensor | None) -> Support:
+def _rows(k_TKD: Tensor, v_TKE: Tensor | None) -> Tensor:
+    return k_TKD.flatten(1) if v_TKE is None else torch.cat((k_TKD.flatten(1), v_TKE.flatten(1)), dim=-1)
+
+
+def _plain(softcap: float | None, sinks_N: Tensor | None, bias_BNQS: Tensor | None) -> Support:
     if softcap is not None:
         return no("softcap", softcap, "None")
     if sinks_N is not None:
         return no("sinks_N", "a tensor", "None")
+    if bias_BNQS is not None:
+        return no("bias_BNQS", "a tensor", "None")
     return YES
 
 
@@ -172,8 +194,9 @@ def _dense_is_plain(
     scale: float,
     softcap: float | None = None,
     sinks_N: Tensor | None = None,
+    bias_BNQS: Tensor | None = None,
 ) -> Support:
-    return _plain(softcap, sinks_N)
+    return _plain(softcap, sinks_N, bias_BNQS)
 
 
 def _paged_is_plain(
@@ -186,8 +209,10 @@ def _paged_is_plain(
     scale: float,
     softcap: float | None = None,
     sinks_N: Tensor | None = None,
+    bias_BNQS: Tensor | None = None,
+    latent_size: int | None = None,
 ) -> Support:
-    return _plain(softcap, sinks_N)
+    return _plain(softcap, sinks_N, bias_BNQS)
 
 
 @flash_attention.kernel("torch.sdpa", target="cpu", supports=_dense_is_plain)
@@ -200,6 +225,7 @@ def _flash_sdpa(
     scale: float,
     softcap: float | None = None,
     sinks_N: Tensor | None = None,
+    bias_BNQS: Tensor | None = None,
 ) -> Tensor:
     return _sdpa(q_BQND, k_BSKD, v_BSKE, mask_BQS, scale)
 
@@ -216,18 +242,20 @@ def _paged_sdpa(
     scale: float,
     softcap: float | None = None,
     sinks_N: Tensor | None = None,
+    bias_BNQS: Tensor | None = None,
+    latent_size: int | None = None,
 ) -> Tensor:
-    k, v = _gather(pages, blocks_BM, kv_heads, q_BQND.shape[-1])
+    k, v = _gather(pages, blocks_BM, kv_heads, q_BQND.shape[-1], latent_size)
     return _sdpa(q_BQND, k, v, mask_BQS, scale)
 
 
-def _contiguous_pages(pages: Tensor, k_TKD: Tensor, v_TKE: Tensor, slots_T: Tensor) -> Support:
+def _contiguous_pages(pages: Tensor, k_TKD: Tensor, v_TKE: Tensor | None, slots_T: Tensor) -> Support:
     if not pages.is_contiguous():
         return no("pages.stride()", pages.stride(), "contiguous pages")
     return YES
 
 
 @kv_write.kernel("torch.index_copy", target="cpu", supports=_contiguous_pages)
-def _write_rows(pages: Tensor, k_TKD: Tensor, v_TKE: Tensor, slots_T: Tensor) -> None:
-    rows = torch.cat((k_TKD.flatten(1), v_TKE.flatten(1)), dim=-1)
+def _write_rows(pages: Tensor, k_TKD: Tensor, v_TKE: Tensor | None, slots_T: Tensor) -> None:
+    rows = _rows(k_TKD, v_TKE)
     pages.view(-1, pages.shape[-1]).index_copy_(0, slots_T, rows.to(pages.dtype))

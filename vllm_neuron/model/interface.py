@@ -13,7 +13,7 @@ from vllm_neuron.errors import ConfigError
 from vllm_neuron.model.kv_cache import KVBinding, KVSpec
 from vllm_neuron.model.loading import LoadReport, Table, load_model
 from vllm_neuron.model.neuron_config import NeuronConfig
-from vllm_neuron.nn import Attention, Linear, LMHead, Rotary
+from vllm_neuron.nn import CachedBlock, Linear, LMHead, Rotary
 from vllm_neuron.parallel import get_tp_group
 from vllm_neuron.step import Step
 
@@ -112,26 +112,28 @@ class DecoderModel(nn.Module):
         """float32 logits [R, V] of hidden states [R, H], whole on every rank."""
         return self.head(hidden_RH)
 
-    def attentions(self) -> Iterable[Attention]:
+    def attentions(self) -> Iterable[CachedBlock]:
         """The attention blocks in layer order."""
-        return (module for module in self.modules() if isinstance(module, Attention))
+        return (module for module in self.modules() if isinstance(module, CachedBlock))
 
     def get_kv_spec(self) -> KVSpec:
-        """What each attention block asks of the cache, on this rank."""
-        return KVSpec(tuple(block.spec for block in self.attentions()))
+        """What each attention block that has a cache of its own asks of it, on this rank."""
+        return KVSpec(tuple(block.spec for block in self.attentions() if block.spec is not None))
 
     def bind_kv_cache(self, caches: Mapping[str, KVBinding]) -> None:
-        """Hand each attention block its cache.
+        """Hand each attention block the cache that it reads, its own or that of the layer it shares with.
 
         Raises:
             ConfigError: a layer has no cache, or a cache has no layer.
         """
-        blocks = {block.spec.name: block for block in self.attentions()}
-        if blocks.keys() != caches.keys():
-            odd = sorted(blocks.keys() ^ caches.keys())
+        names = {layer.name for layer in self.get_kv_spec().layers}
+        if names != caches.keys():
+            odd = sorted(names ^ caches.keys())
             raise ConfigError("kv_caches", odd, "exactly one cache for each layer of get_kv_spec()")
-        for name, block in blocks.items():
-            block.bind(caches[name])
+        for block in self.attentions():
+            if block.reads not in caches:
+                raise ConfigError("shared_with", block.reads, "a layer with a cache of its own: " + ", ".join(caches))
+            block.bind(caches[block.reads])
 
     def load_weights(self, folder: Path, dtype: torch.dtype, progress: bool = True) -> LoadReport:
         """Fill this rank's parameters from a checkpoint folder; make what is derived from the config.

@@ -1,22 +1,40 @@
 """Blocks with weights. They own sharding, the cache write and the choice of phase; they know no model's name."""
 
 from vllm_neuron.nn.attention import Attention
+from vllm_neuron.nn.attention_options import Alibi, QueryGrowth
+from vllm_neuron.nn.cached import CachedBlock
 from vllm_neuron.nn.embedding import LMHead, VocabDimShardedEmbedding
-from vllm_neuron.nn.linear import ColumnParallelLinear, GateUpLinear, Linear, QKVLinear, RowParallelLinear
+from vllm_neuron.nn.head_norm import HeadNorm, QKNorm
+from vllm_neuron.nn.latent import LatentAttention
+from vllm_neuron.nn.linear import (
+    ColumnParallelLinear,
+    GateUpLinear,
+    Linear,
+    QKVLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
 from vllm_neuron.nn.mlp import GatedMLP
 from vllm_neuron.nn.norm import RMSNorm
 from vllm_neuron.nn.rotary import Rotary, RotaryConfig
 from vllm_neuron.nn.sampler import Sampler
 
 __all__ = [
+    "Alibi",
     "Attention",
+    "CachedBlock",
     "ColumnParallelLinear",
     "GateUpLinear",
     "GatedMLP",
+    "HeadNorm",
     "LMHead",
+    "LatentAttention",
     "Linear",
+    "QKNorm",
     "QKVLinear",
+    "QueryGrowth",
     "RMSNorm",
+    "ReplicatedLinear",
     "Rotary",
     "RotaryConfig",
     "RowParallelLinear",

@@ -11,8 +11,9 @@ from vllm_neuron.errors import ConfigError
 from vllm_neuron.parallel import Group, TorchGroup, get_tp_group
 from vllm_neuron.parallel.neuron_parallel_state import kv_heads_per_rank
 from vllm_neuron.utils.weight_loader import (
+    QKVShape,
     fused_gate_up_weight_loader,
-    fused_qkv_weight_loader,
+    qkv_layout_loader,
     set_weight_loader,
     sharding_weight_loader,
 )
@@ -69,6 +70,20 @@ class Linear(nn.Module):
         if self.weight is not None and self.weight.dtype in NF.PackedWeight.DTYPES:
             self._packed = NF.PackedWeight(self.weight.data)
             self.weight = None
+
+
+class ReplicatedLinear(Linear):
+    """``y = x W^T + b``, whole on every rank.
+
+    Shapes: x [T, in] -> [T, out].
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False, dtype: torch.dtype | None = None):
+        super().__init__(in_features, out_features, bias, dtype)
+
+    def forward(self, x_TH: Tensor) -> Tensor:
+        """See the class."""
+        return NF.linear(x_TH, self.matrix, self.bias)
 
 
 class ColumnParallelLinear(Linear):
@@ -128,6 +143,14 @@ class QKVLinear(Linear):
 
     With more ranks than KV heads each KV head is held by ``ranks / kv_heads`` neighbouring ranks.
 
+    Args:
+        hidden_size: H.
+        heads, kv_heads, head_size: of the whole layer.
+        head_size_v: E, size of the values, when unlike the keys'.
+        bias: of q, k and v; one switch for all, or three. A checkpoint has keys for those alone that exist.
+        parts: ``qkv``; ``qk`` for a layer whose values are its keys; ``q`` for one that reads another layer's cache.
+        dtype: of the parameters; torch's default when None.
+
     Shapes: [T, H] -> [T, N * D + K * D + K * E] of this rank, in the order q, k, v.
     """
 
@@ -139,27 +162,30 @@ class QKVLinear(Linear):
         head_size: int,
         *,
         head_size_v: int | None = None,
-        bias: bool = False,
+        bias: bool | tuple[bool, bool, bool] = False,
+        parts: str = "qkv",
         dtype: torch.dtype | None = None,
     ) -> None:
-        group = get_tp_group()
-        ranks = group.world_size
+        ranks = get_tp_group().world_size
         self_kv = kv_heads_per_rank(heads, kv_heads, ranks)
-        v_size = head_size if head_size_v is None else head_size_v
-        sizes = (heads // ranks * head_size, self_kv * head_size, self_kv * v_size)
-        super().__init__(hidden_size, sum(sizes), bias, dtype)
+        count, biases = len(parts), (bias,) * 3 if isinstance(bias, bool) else bias
+        shape = QKVShape(heads, kv_heads, head_size, head_size if head_size_v is None else head_size_v)
+        sizes = (heads // ranks * head_size, self_kv * head_size, self_kv * shape.head_size_v)[:count]
+        super().__init__(hidden_size, sum(sizes), any(biases[:count]), dtype)
         self.heads, self.kv_heads, self.sizes = heads // ranks, self_kv, sizes
-        replicas = max(1, ranks // kv_heads)
-        for parameter in (self.weight, self.bias):
+        for parameter, has in ((self.weight, (True,) * count), (self.bias, biases[:count])):
             if parameter is not None:
-                set_weight_loader(
-                    parameter,
-                    fused_qkv_weight_loader(sizes[0], sizes[1], 0, ranks, num_kv_replicas=replicas, v_size=sizes[2]),
-                )
+                set_weight_loader(parameter, qkv_layout_loader(shape, ranks, has))
 
-    def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys [T, (N + K) * D], values [T, K * E]: views of one product."""
-        qk, v = NF.qkv_proj(x_TH, self.matrix, self.bias).split((self.sizes[0] + self.sizes[1], self.sizes[2]), dim=-1)
+    def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Queries and keys [T, (N + K) * D], values [T, K * E]: views of one product.
+
+        Without projections of their own: queries alone, and None for the values.
+        """
+        product = NF.qkv_proj(x_TH, self.matrix, self.bias)
+        if len(self.sizes) < 3:
+            return product, None
+        qk, v = product.split((self.sizes[0] + self.sizes[1], self.sizes[2]), dim=-1)
         return qk, v
 
 

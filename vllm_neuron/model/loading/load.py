@@ -19,7 +19,7 @@ from vllm_neuron.model.loading.checkpoint import Checkpoint
 from vllm_neuron.model.loading.leftovers import Plain, check
 from vllm_neuron.model.loading.plan import Plan, Source, make_plan
 from vllm_neuron.model.loading.table import Table
-from vllm_neuron.utils.weight_loader import LazySlice, ShapeSlice, SliceView, get_weight_loader
+from vllm_neuron.utils.weight_loader import LazySlice, ShapeSlice, SliceView, TransposedView, get_weight_loader
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,8 @@ def load_model(
     flags = flags or {}
     with Checkpoint(folder) as checkpoint, torch.no_grad():
         parameters = dict(model.named_parameters())
-        plan = make_plan(table, parameters, checkpoint.tensors, flags)
+        takes = {name: some for name, p in parameters.items() if (some := get_weight_loader(p).takes) is not None}
+        plan = make_plan(table, parameters, checkpoint.tensors, flags, takes)
         check(plan, flags, table)
         try_shapes(plan, parameters, checkpoint, rank, dtype)
         _compare_redundant(plan, checkpoint, rank, world_size)
@@ -145,7 +146,7 @@ def _load_one(
     name: str, parameter: Tensor, source: Source, checkpoint: Checkpoint, rank: int, dtype: torch.dtype
 ) -> Tensor:
     slices = [_part(checkpoint.slice(key, dtype), source, key) for key in source.keys]
-    tensor = get_weight_loader(parameter).load(slices, rank)
+    tensor = get_weight_loader(parameter).load(slices, rank, source.layout)
     if tensor.shape != parameter.shape or tensor.dtype != dtype:
         met = f"{list(tensor.shape)} {tensor.dtype}"
         expected = f"{list(parameter.shape)} {dtype}, as its weight loader gave for shapes alone"
@@ -176,7 +177,7 @@ def try_shapes(
         shapes = [ShapeSlice(checkpoint.tensors[key].shape, dtype) for key in source.keys]
         try:
             slices = [_part(s, source, key) for s, key in zip(shapes, source.keys, strict=True)]
-            found = get_weight_loader(parameters[name]).load(slices, rank)
+            found = get_weight_loader(parameters[name]).load(slices, rank, source.layout)
             if found.shape != parameters[name].shape:
                 wrong.append(f"{_keys(source)} gives {list(found.shape)}, {name} is {list(parameters[name].shape)}")
         except NeuronError as error:
@@ -199,6 +200,8 @@ def _keys(source: Source) -> str:
 
 
 def _part(whole: LazySlice, source: Source, key: str) -> LazySlice:
+    if source.transpose:
+        whole = TransposedView(whole)
     if source.parts == 1:
         return whole
     shape = whole.get_shape()

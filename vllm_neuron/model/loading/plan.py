@@ -27,12 +27,22 @@ class Source:
     Attributes:
         keys: names in the file, in the order in which the parameter's loader gets them.
         part, parts, dim: a Split row's part of the one key; ``parts`` is 1 otherwise.
+        transpose, layout: what the row says of the tensors.
     """
 
     keys: tuple[str, ...]
     part: int = 0
     parts: int = 1
     dim: int = 0
+    transpose: bool = False
+    layout: str | None = None
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The keys that no other parameter may take."""
+        if self.parts > 1:
+            return ()
+        return self.keys[1:] if self.layout == "query_gate" else self.keys
 
 
 @dataclass
@@ -63,7 +73,16 @@ class Plan:
         return not (self.unfilled or self.unused or self.ambiguous)
 
 
-def make_plan(table: Table, parameters: Collection[str], keys: Collection[str], flags: Mapping[str, bool]) -> Plan:
+Takes = Mapping[str, tuple[tuple[int, ...], int]]
+
+
+def make_plan(
+    table: Table,
+    parameters: Collection[str],
+    keys: Collection[str],
+    flags: Mapping[str, bool],
+    takes: Takes | None = None,
+) -> Plan:
     """Resolve a table; shifted names are tried when the plain ones leave a parameter unfilled.
 
     Args:
@@ -71,6 +90,8 @@ def make_plan(table: Table, parameters: Collection[str], keys: Collection[str], 
         parameters: names of the model's own parameters.
         keys: names in the checkpoint.
         flags: what ``Tie`` rows ask about.
+        takes: parameter -> ``(chosen, of)``, for one that takes the chosen alternatives alone of a Fuse row that has
+            ``of`` of them.
 
     Raises:
         ConfigError: a Tie row asks about a flag that is not in ``flags``.
@@ -78,12 +99,13 @@ def make_plan(table: Table, parameters: Collection[str], keys: Collection[str], 
     for tie in table.ties():
         if tie.when not in flags:
             raise ConfigError("Tie: when", tie.when, "a flag of the model", nearest(tie.when, flags))
-    plan = _resolve(table, parameters, {key: key for key in keys}, flags)
+    takes = takes or {}
+    plan = _resolve(table, parameters, {key: key for key in keys}, flags, takes)
     for found, wanted in PREFIXES:
         names = _shifted(keys, found, wanted) if plan.unfilled else None
         if names is None:
             continue
-        shifted = _resolve(table, parameters, names, flags)
+        shifted = _resolve(table, parameters, names, flags, takes)
         if len(shifted.unfilled) < len(plan.unfilled):
             plan = replace(shifted, remapped=(found, wanted))
     return plan
@@ -101,7 +123,9 @@ def _shifted(keys: Collection[str], found: str, wanted: str) -> dict[str, str] |
     return names if any(name != key for name, key in names.items()) else None
 
 
-def _resolve(table: Table, parameters: Collection[str], names: Mapping[str, str], flags: Mapping[str, bool]) -> Plan:
+def _resolve(
+    table: Table, parameters: Collection[str], names: Mapping[str, str], flags: Mapping[str, bool], takes: Takes
+) -> Plan:
     """``names``: name as the table writes it -> key in the file."""
     plan = Plan()
     stacks = any(isinstance(row, StackExperts) for row in table.rows)
@@ -111,13 +135,15 @@ def _resolve(table: Table, parameters: Collection[str], names: Mapping[str, str]
     claimed: set[str] = set()
     for parameter in parameters:
         candidates, shared = _offers(table, parameter, names, ties, experts)
+        if parameter in takes:
+            candidates = [_chosen(source, *takes[parameter]) for source in candidates]
         fitting = [source for source in candidates if _fits(source, names)]
         claimed.update(names[key] for source in candidates for key in source.keys if key in names)
         if len(fitting) == 1:
             source = replace(fitting[0], keys=tuple(names[key] for key in fitting[0].keys))
             plan.sources[parameter] = source
-            if source.parts == 1 and not shared:
-                for key in source.keys:
+            if not shared:
+                for key in source.own:
                     takers.setdefault(key, []).append(parameter)
         elif fitting:
             plan.ambiguous[parameter] = [" + ".join(source.keys) for source in fitting]
@@ -139,6 +165,13 @@ def _offers(
             if any(_fits(source, names) for source in shared):
                 return shared, True
     return list(_candidates(table, parameter, experts)), False
+
+
+def _chosen(source: Source, chosen: tuple[int, ...], of: int) -> Source:
+    """The source without the alternatives that the parameter does not take."""
+    if len(source.keys) != of:
+        return source
+    return replace(source, keys=tuple(source.keys[i] for i in chosen))
 
 
 def _fits(source: Source, names: Mapping[str, str]) -> bool:
@@ -195,11 +228,11 @@ def _source(
     if isinstance(row, Split):
         return Source(keys, index, targets, row.dim)
     if isinstance(row, Map):
-        return Source((keys[index],))
+        return Source((keys[index],), transpose=row.transpose, layout=row.layout)
     if isinstance(row, StackExperts):
         count = max(experts.get(key.replace("{e}", "{}"), 1) for key in keys)
         return Source(tuple(key.replace("{e}", str(e)) for e in range(count) for key in keys))
-    return Source(keys)
+    return Source(keys, transpose=row.transpose, layout=row.layout)
 
 
 def _expert_counts(names: Collection[str]) -> dict[str, int]:

@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from vllm_neuron.errors import ConfigError
+from vllm_neuron.errors import ConfigError, nearest
+from vllm_neuron.utils.weight_loader import LAYOUTS
 
 _INDEX = re.compile(r"\{([a-z])\}")
 _ALTERNATIVES = re.compile(r"\{([^{}]*,[^{}]*)\}")
@@ -62,18 +63,36 @@ def _check_placeholders(row: Map | Fuse | Split | StackExperts, params: str, ext
         raise ConfigError(f"{type(row).__name__}: key", row.key, expected)
 
 
+def _check_layout(row: Map | Fuse) -> None:
+    allowed = ("query_gate",) if isinstance(row, Fuse) else LAYOUTS
+    if row.layout is not None and row.layout not in allowed:
+        raise ConfigError(
+            f"{type(row).__name__}: layout", row.layout, f"one of {', '.join(allowed)}", nearest(row.layout, allowed)
+        )
+
+
 @dataclass(frozen=True)
 class Map:
     """One module, one key; with alternatives, several pairs in order (``Map("{q,k}_norm", "attn.{q,k}_norm")``).
 
+    Attributes:
+        param, key: names, see the module.
+        transpose: the file has the last two dimensions swapped ([in, out] of GPT-2's Conv1D); vectors stay.
+        layout: how the tensor holds queries, keys and values, one of ``LAYOUTS`` in ``utils.weight_loader``; all
+            queries, all keys, all values when None. ``query_gate``: the key is a query projection that has each head's
+            query, then its output gate, and the parameter is the gate.
+
     Raises:
-        ConfigError: unknown placeholders, or sides with different numbers of alternatives.
+        ConfigError: unknown placeholders or layout, or sides with different numbers of alternatives.
     """
 
     param: str
     key: str
+    transpose: bool = False
+    layout: str | None = None
 
     def __post_init__(self) -> None:
+        _check_layout(self)
         _check_placeholders(self, self.param, frozenset())
         if len(expand(self.param)) != len(expand(self.key)):
             expected = f"as many alternatives as {self.param!r}; Fuse joins several keys, Split shares one"
@@ -84,14 +103,24 @@ class Map:
 class Fuse:
     """Several keys, joined by the parameter's own loader in the order of the alternatives.
 
+    A parameter may take some of them alone (a bias on q and v; a layer without keys and values of its own).
+
+    Attributes:
+        param, key: names, see the module.
+        transpose: see :class:`Map`.
+        layout: ``query_gate``: the first key has each head's query, then its output gate.
+
     Raises:
-        ConfigError: unknown placeholders, or a key without alternatives.
+        ConfigError: unknown placeholders or layout, or a key without alternatives.
     """
 
     param: str
     key: str
+    transpose: bool = False
+    layout: str | None = None
 
     def __post_init__(self) -> None:
+        _check_layout(self)
         _check_placeholders(self, self.param, frozenset())
         if len(expand(self.key)) < 2:
             raise ConfigError("Fuse: key", self.key, "alternatives in braces, e.g. attn.{q,k,v}_proj; else use Map")

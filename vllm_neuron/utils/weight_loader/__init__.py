@@ -18,14 +18,27 @@ from vllm_neuron.utils.weight_loader.experts import (
     expert_parallel_weight_loader,
     expert_range,
 )
-from vllm_neuron.utils.weight_loader.slices import LazySlice, ShapeSlice, SliceView, TensorSlice, index_bounds
+from vllm_neuron.utils.weight_loader.qkv import LAYOUTS, QKVShape, gate_layout_loader, qkv_layout_loader
+from vllm_neuron.utils.weight_loader.slices import (
+    GatherView,
+    LazySlice,
+    ShapeSlice,
+    SliceView,
+    TensorSlice,
+    TransposedView,
+    index_bounds,
+)
 
 __all__ = [
+    "LAYOUTS",
+    "GatherView",
     "LazySlice",
+    "QKVShape",
     "SafetensorsWeightLoader",
     "ShapeSlice",
     "SliceView",
     "TensorSlice",
+    "TransposedView",
     "expert_parallel_grouped_loader",
     "expert_parallel_interleaved_loader",
     "expert_parallel_tensor_dim_loader",
@@ -33,8 +46,10 @@ __all__ = [
     "expert_range",
     "fused_gate_up_weight_loader",
     "fused_qkv_weight_loader",
+    "gate_layout_loader",
     "get_weight_loader",
     "index_bounds",
+    "qkv_layout_loader",
     "replicated_weight_loader",
     "set_weight_loader",
     "sharding_weight_loader",

@@ -23,21 +23,36 @@ Transform = Callable[[Sequence[LazySlice], int], Tensor]
 
 @dataclass(frozen=True)
 class SafetensorsWeightLoader:
-    """A loader: ``transform(slices, rank)`` gives the rank's tensor."""
+    """A loader: ``transform(slices, rank)`` gives the rank's tensor.
+
+    Attributes:
+        transform: see above.
+        takes: ``(chosen, of)``: of a row with ``of`` alternatives this parameter takes those of the chosen indices
+            alone (a bias on some of q, k and v); None for all.
+        arrange: ``arrange(slices, layout)`` takes tensors of a named layout apart into those that ``transform`` knows;
+            None for a parameter that has no layouts.
+    """
 
     transform: Transform
+    takes: tuple[tuple[int, ...], int] | None = None
+    arrange: Callable[[Sequence[LazySlice], str], Sequence[LazySlice]] | None = None
 
-    def load(self, slices: Sequence[LazySlice], rank: int) -> Tensor:
+    def load(self, slices: Sequence[LazySlice], rank: int, layout: str | None = None) -> Tensor:
         """Read the rank's shard of the parameter.
 
         Args:
             slices: the parameter's checkpoint tensors, in the order of its table row.
             rank: index of the rank, from 0.
+            layout: how the tensors hold what the parameter joins, when its row says so.
 
         Raises:
             CheckpointError: a shape or a number of tensors that the loader was not made for.
-            ConfigError: a rank outside the group.
+            ConfigError: a rank outside the group, or a layout that the parameter can't have.
         """
+        if layout is not None:
+            if self.arrange is None:
+                raise ConfigError("layout", layout, "none, for this parameter")
+            slices = self.arrange(slices, layout)
         return self.transform(slices, rank)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from vllm_neuron.errors import CheckpointError
 
+T = TypeVar("T")
 Bounds = list[tuple[int, int]]
 
 
@@ -84,6 +85,68 @@ class SliceView:
     def read_into(self, index: Any, out: Tensor) -> None:
         """Read a part of the view into a tensor of its shape."""
         read_into(self.base, self._inside(index), out.unsqueeze(self.dim) if self.drop else out)
+
+
+class GatherView:
+    """Several parts of a lazy tensor along one dimension, one after the other; itself lazy.
+
+    Args:
+        base: the tensor or a view.
+        dim: dimension that the parts are of.
+        ranges: ``(start, stop)`` of each part.
+
+    Raises:
+        CheckpointError: bounds outside the tensor.
+    """
+
+    def __init__(self, base: LazySlice, dim: int, ranges: Sequence[tuple[int, int]]) -> None:
+        self.parts = [SliceView(base, dim, start, stop) for start, stop in ranges]
+        self.base, self.dim = base, dim
+        self._shape = base.get_shape()
+        self._shape[dim] = sum(stop - start for start, stop in ranges)
+
+    def get_shape(self) -> list[int]:
+        """The view's shape."""
+        return list(self._shape)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Read a part of the view: only the pieces that it touches."""
+        bounds = index_bounds(index, self._shape)
+        begin, end = bounds[self.dim]
+        pieces, at = [], 0
+        for part in self.parts:
+            size = part.stop - part.start
+            low, high = max(begin - at, 0), min(end - at, size)
+            if low < high:
+                inside = [*bounds]
+                inside[self.dim] = (low, high)
+                pieces.append(part[tuple(slice(a, b) for a, b in inside)])
+            at += size
+        if not pieces:
+            bounds[self.dim] = (0, 0)
+            return self.base[tuple(slice(a, b) for a, b in bounds)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=self.dim)
+
+
+class TransposedView:
+    """A lazy tensor with its last two dimensions swapped; a vector stays as it is. Itself lazy."""
+
+    def __init__(self, base: LazySlice) -> None:
+        self.base = base
+
+    def get_shape(self) -> list[int]:
+        """The view's shape."""
+        return _swapped(self.base.get_shape())
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Read a part of the view."""
+        bounds = _swapped(index_bounds(index, self.get_shape()))
+        part = self.base[tuple(slice(start, stop) for start, stop in bounds)]
+        return part.transpose(-2, -1).contiguous() if part.dim() > 1 else part
+
+
+def _swapped(items: list[T]) -> list[T]:
+    return items if len(items) < 2 else [*items[:-2], items[-1], items[-2]]
 
 
 class ShapeSlice:
