@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onboard import __version__
+from onboard.errors import RunError
 from onboard.scaffold import names as checked
 from onboard.scaffold.code import ModelCode, OpenFeature
 from onboard.scaffold.names import Names
@@ -23,6 +24,7 @@ class Answers:
 
     Raises:
         ConfigError: the architecture is no class name, or a class of the code would hide a name that it imports.
+        RunError: the code is not Python.
     """
 
     names: Names
@@ -72,7 +74,10 @@ class Answers:
 
 
 def _refuse_clashes(text: str, names: Names) -> None:
-    body = ast.parse(text).body
+    try:
+        body = ast.parse(text).body
+    except SyntaxError as error:
+        raise RunError("rendered code", str(error), "Python", "This is a fault of the renderer; report it.") from error
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     imported = {alias.asname or alias.name for node in imports for alias in node.names}
     clashes = sorted(imported.intersection(node.name for node in body if isinstance(node, ast.ClassDef)))
