@@ -31,6 +31,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "inspect": LazyCommand("onboard.cli.inspect", "Show one model: layers, exact parameters, cache cost."),
     "new": LazyCommand("onboard.cli.new", "Write a model package from a config, and prove it."),
     "update": LazyCommand("onboard.cli.update", "Render a package again and merge that into your edits."),
+    "verify": LazyCommand("onboard.cli.verify", "Prove that a package computes what transformers computes."),
 }
 
 EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {text}" for code, text in MEANINGS.items())

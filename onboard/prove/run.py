@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from onboard.prove.package import Package
-from onboard.prove.proof import Check, Proof, Status
+from onboard.prove.proof import Proof
 from vllm_neuron.errors import ConfigError, UnsupportedError, nearest
 
 # Of weights and inputs; the detection uses small numbers.
@@ -62,16 +62,14 @@ def prove(
         ConfigError: an unknown kind of check.
         UnsupportedError: transformers has no decoder of the package's architecture.
     """
-    wrong = next((kind for kind in only if kind not in KINDS), None)
-    if wrong is not None:
-        raise ConfigError("--only", wrong, "one of " + ", ".join(KINDS), nearest(wrong, KINDS))
+    only = check_kinds(only)
     from onboard.prove.session import ProofSession
 
     begin = time.perf_counter()
     numeric = not only or bool(set(only) - {"checkpoint"})
     chosen = (variants if variants is not None else default_variants(package)) if numeric else ()
     with tempfile.TemporaryDirectory(prefix="onboard-prove-") as scratch:
-        session = ProofSession(package, Path(scratch), seed, tuple(only), progress, reference)
+        session = ProofSession(package, Path(scratch), seed, only, progress, reference)
         session.run(chosen, engine=engine, checkpoint=checkpoint)
     return Proof(
         package=package.name,
@@ -80,7 +78,7 @@ def prove(
         open=package.open,
         seconds=time.perf_counter() - begin,
         seed=seed,
-        partial=tuple(only),
+        partial=only,
         notes=tuple(session.notes),
     )
 
@@ -120,6 +118,13 @@ def model_type_of(architecture: str) -> str:
     return found[0]
 
 
-def not_run(what: str, message: str, kind: str) -> Check:
-    """A check that waits for something."""
-    return Check("", kind, what, None, 0.0, Status.NOT_RUN, message)
+def check_kinds(kinds: Collection[str]) -> tuple[str, ...]:
+    """The kinds of checks, each once, in the order of :data:`KINDS`.
+
+    Raises:
+        ConfigError: one of them is unknown.
+    """
+    wrong = next((kind for kind in kinds if kind not in KINDS), None)
+    if wrong is not None:
+        raise ConfigError("--only", wrong, "one of " + ", ".join(KINDS), nearest(wrong, KINDS))
+    return tuple(kind for kind in KINDS if kind in kinds)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from onboard.probe.reference import Reference, quiet
 from onboard.prove.package import Package
 from onboard.prove.proof import Check, Status
 from onboard.prove.reference import HFReference
 from onboard.prove.run import Progress, Variant
 from onboard.prove.subject import RAISED, float32, words
-from onboard.prove.variant import STEPS, VariantProof, read_subject
+from onboard.prove.variant import OWN, STEPS, VariantProof, read_subject
 
 
 @dataclass
@@ -34,11 +35,13 @@ class ProofSession:
         """Everything that was asked for, in order."""
         self._total = len(variants) * STEPS + int(engine) + int(checkpoint is not None)
         served: tuple[HFReference, Path] | None = None
-        with float32():
+        with float32(), quiet():
             for index, variant in enumerate(variants):
                 self._done = index * STEPS
                 made = self._variant(index, variant)
                 served = served or made
+                if served and self.only and not set(self.only) & OWN:
+                    break
         self._done = len(variants) * STEPS
         if engine and served is not None:
             from onboard.prove.engine import check_engine
@@ -69,7 +72,7 @@ class ProofSession:
         self._done -= 1
         seed = self.seed + 31 * index
         try:
-            make = self.reference or _probe()
+            make = self.reference or Reference
             reference = make(variant.config, seed=seed)
             subject = read_subject(self.package, reference, folder)
         except RAISED as error:
@@ -80,10 +83,4 @@ class ProofSession:
         proof.run()
         self.checks += proof.checks
         self.notes += proof.notes
-        return (reference, folder) if any(check.kind not in ("config", "reference") for check in proof.checks) else None
-
-
-def _probe() -> Callable[..., Any]:
-    from onboard.probe.reference import Reference
-
-    return Reference
+        return (reference, folder) if proof.loaded else None

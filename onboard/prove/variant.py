@@ -28,6 +28,7 @@ WAYS: tuple[tuple[str, str, Way], ...] = (
     ("cache", "cache, uneven chunks with padding", chunks),
     ("cache", "cache, token by token", tokens),
 )
+OWN = {"blocks", "whole", "cache", "ranks"}
 STEPS = 1 + len(WAYS) + len(RANKS)
 LONGEST = 512
 
@@ -53,6 +54,7 @@ class VariantProof:
         only: kinds of checks to run; all when empty.
         optional: the package may refuse the variant by name.
         step: called before each check with its name.
+        loaded: the package's model took the checkpoint.
     """
 
     name: str
@@ -64,11 +66,13 @@ class VariantProof:
     step: Callable[[str], None] = lambda what: None
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    loaded: bool = False
 
     def run(self) -> None:
         """Run what was asked for; `checks` has the answers."""
         model = self._model()
-        if model is None:
+        self.loaded = model is not None
+        if model is None or (self.only and not set(self.only) & OWN):
             return
         try:
             self.ids = self._ids(model)

@@ -54,3 +54,18 @@ class Progress:
             task = bars.add_task(label, total=total)
             yield lambda amount: bars.advance(task, amount)
             bars.update(task, total=1, completed=1)
+
+    @contextmanager
+    def track(self) -> Iterator[Callable[[str, int, int], None]]:
+        """One bar for many steps; the value is called with what runs now, the steps done, and the steps in all."""
+        if not self.enabled:
+            yield lambda label, done, total: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bars
+
+        columns = (BarColumn(20), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+        with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+            task = bars.add_task("starting", total=None)
+            yield lambda label, done, total: bars.update(task, description=label, completed=done, total=total)
