@@ -181,7 +181,8 @@ def _factory(module: ModuleType, architecture: str | None) -> Any:
     }
     if architecture in made:
         return made[architecture]
-    if architecture is None and len(made) == 1:
+    if len(made) == 1:
+        # A generated package's class has the package's name, whatever the architecture is called.
         return next(iter(made.values()))
-    wanted = f"a class {architecture}" if architecture else "exactly one class"
+    wanted = f"one class, or a class {architecture}," if architecture else "exactly one class"
     raise ConfigError(f"{module.__name__}", sorted(made), f"{wanted} with from_configs")
