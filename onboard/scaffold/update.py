@@ -113,8 +113,8 @@ def _refuse_unresolved(folder: Path) -> None:
 def _changes(folder: Path, fresh: Path) -> tuple[Change, ...]:
     found = []
     for name in sorted({*listing(folder / BASE), *listing(fresh)}):
-        sides = (folder / BASE / name, folder / name, fresh / name)
-        change = merge.change(name, *map(merge.read, sides), f"onboard {__version__}")
+        base, mine, fresh_text = (merge.read(side / name) for side in (folder / BASE, folder, fresh))
+        change = merge.change(name, base, mine, fresh_text, f"onboard {__version__}")
         if change is not None:
             found.append(change)
     return tuple(found)
