@@ -7,6 +7,7 @@
 from vllm_neuron.functional.attention import attention_decode, flash_attention, kv_write, segmented_attention
 from vllm_neuron.functional.embedding import argmax, embedding, topk
 from vllm_neuron.functional.mlp import activation, mlp
+from vllm_neuron.functional.moe import moe_experts
 from vllm_neuron.functional.norm import rms_norm
 from vllm_neuron.functional.operation import (
     OPERATIONS,
@@ -23,6 +24,7 @@ from vllm_neuron.functional.operation import (
 )
 from vllm_neuron.functional.projection import linear, o_proj, qkv_proj
 from vllm_neuron.functional.rotary import rotary, rotary_table
+from vllm_neuron.functional.route import route
 from vllm_neuron.functional.weight import Matrix, PackedWeight
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "kv_write",
     "linear",
     "mlp",
+    "moe_experts",
     "no",
     "o_proj",
     "operation",
@@ -50,6 +53,7 @@ __all__ = [
     "rms_norm",
     "rotary",
     "rotary_table",
+    "route",
     "segmented_attention",
     "set_target",
     "topk",

@@ -14,7 +14,8 @@ from vllm_neuron.nn.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from vllm_neuron.nn.mlp import GatedMLP
+from vllm_neuron.nn.mlp import Clamp, GatedMLP
+from vllm_neuron.nn.moe import MoE, RouterConfig
 from vllm_neuron.nn.norm import RMSNorm
 from vllm_neuron.nn.rotary import Rotary, RotaryConfig
 from vllm_neuron.nn.sampler import Sampler
@@ -23,6 +24,7 @@ __all__ = [
     "Alibi",
     "Attention",
     "CachedBlock",
+    "Clamp",
     "ColumnParallelLinear",
     "GateUpLinear",
     "GatedMLP",
@@ -30,6 +32,7 @@ __all__ = [
     "LMHead",
     "LatentAttention",
     "Linear",
+    "MoE",
     "QKNorm",
     "QKVLinear",
     "QueryGrowth",
@@ -37,6 +40,7 @@ __all__ = [
     "ReplicatedLinear",
     "Rotary",
     "RotaryConfig",
+    "RouterConfig",
     "RowParallelLinear",
     "Sampler",
     "VocabDimShardedEmbedding",

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 import vllm_neuron.functional as NF
 from vllm_neuron.nn.linear import GateUpLinear, RowParallelLinear
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Limits of a gated product.
+
+    Attributes:
+        limit: gate is cut above it, up on both sides.
+        alpha: the activation is ``gate * sigmoid(alpha * gate)`` in place of the named one.
+        up_shift: added to up after the limits.
+    """
+
+    limit: float
+    alpha: float | None = None
+    up_shift: float = 0.0
 
 
 class GatedMLP(nn.Module):
@@ -38,12 +55,19 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_TH: Tensor) -> Tensor:
         """See the class."""
-        partial = NF.mlp(
+        return self.down.reduce(self._product(x_TH, self.down.local_bias))
+
+    def partial(self, x_TH: Tensor) -> Tensor:
+        """This rank's part of a sum that the caller takes over the ranks; each has an equal share of the bias."""
+        bias = self.down.bias
+        return self._product(x_TH, bias if bias is None or self.down.tp_size == 1 else bias / self.down.tp_size)
+
+    def _product(self, x_TH: Tensor, down_bias_H: Tensor | None) -> Tensor:
+        return NF.mlp(
             x_TH,
             self.gate_up.matrix,
             self.down.matrix,
             act=self.act,
             gate_up_bias_F=self.gate_up.bias,
-            down_bias_H=self.down.local_bias,
+            down_bias_H=down_bias_H,
         )
-        return self.down.reduce(partial)

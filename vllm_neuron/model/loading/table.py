@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from vllm_neuron.errors import ConfigError, nearest
-from vllm_neuron.utils.weight_loader import LAYOUTS
+from vllm_neuron.utils.weight_loader import EXPERT_LAYOUTS, LAYOUTS
 
 _INDEX = re.compile(r"\{([a-z])\}")
 _ALTERNATIVES = re.compile(r"\{([^{}]*,[^{}]*)\}")
@@ -64,7 +64,7 @@ def _check_placeholders(row: Map | Fuse | Split | StackExperts, params: str, ext
 
 
 def _check_layout(row: Map | Fuse) -> None:
-    allowed = ("query_gate",) if isinstance(row, Fuse) else LAYOUTS
+    allowed = ("query_gate",) if isinstance(row, Fuse) else (*LAYOUTS, *EXPERT_LAYOUTS)
     if row.layout is not None and row.layout not in allowed:
         raise ConfigError(
             f"{type(row).__name__}: layout", row.layout, f"one of {', '.join(allowed)}", nearest(row.layout, allowed)
@@ -80,7 +80,8 @@ class Map:
         transpose: the file has the last two dimensions swapped ([in, out] of GPT-2's Conv1D); vectors stay.
         layout: how the tensor holds queries, keys and values, one of ``LAYOUTS`` in ``utils.weight_loader``; all
             queries, all keys, all values when None. ``query_gate``: the key is a query projection that has each head's
-            query, then its output gate, and the parameter is the gate.
+            query, then its output gate, and the parameter is the gate. For experts: ``interleaved``, gate and up rows
+            in turn; all gate rows first when None.
 
     Raises:
         ConfigError: unknown placeholders or layout, or sides with different numbers of alternatives.

@@ -11,6 +11,7 @@ from vllm_neuron.utils.weight_loader.dense import (
     sharding_weight_loader_with_padding,
     with_rank_override,
 )
+from vllm_neuron.utils.weight_loader.expert_layouts import EXPERT_LAYOUTS, StridedView, experts_loader
 from vllm_neuron.utils.weight_loader.experts import (
     expert_parallel_grouped_loader,
     expert_parallel_interleaved_loader,
@@ -30,6 +31,7 @@ from vllm_neuron.utils.weight_loader.slices import (
 )
 
 __all__ = [
+    "EXPERT_LAYOUTS",
     "LAYOUTS",
     "GatherView",
     "LazySlice",
@@ -37,6 +39,7 @@ __all__ = [
     "SafetensorsWeightLoader",
     "ShapeSlice",
     "SliceView",
+    "StridedView",
     "TensorSlice",
     "TransposedView",
     "expert_parallel_grouped_loader",
@@ -44,6 +47,7 @@ __all__ = [
     "expert_parallel_tensor_dim_loader",
     "expert_parallel_weight_loader",
     "expert_range",
+    "experts_loader",
     "fused_gate_up_weight_loader",
     "fused_qkv_weight_loader",
     "gate_layout_loader",

@@ -1,0 +1,121 @@
+"""All the ways in which checkpoints store the experts of a layer, for one loader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from vllm_neuron.errors import CheckpointError, ConfigError, nearest
+from vllm_neuron.utils.weight_loader.dense import SafetensorsWeightLoader
+from vllm_neuron.utils.weight_loader.experts import (
+    expert_parallel_interleaved_loader,
+    expert_parallel_tensor_dim_loader,
+)
+from vllm_neuron.utils.weight_loader.slices import LazySlice, SliceView, index_bounds, the_one
+
+# How one tensor holds gate and up rows; what a Map row of experts may say.
+EXPERT_LAYOUTS = ("interleaved",)
+
+
+class StridedView:
+    """Every ``step``-th entry of a lazy tensor along one dimension, from ``offset`` on; itself lazy.
+
+    Reading a part reads the entries between as well.
+
+    Raises:
+        CheckpointError: ``step`` does not divide the size.
+    """
+
+    def __init__(self, base: LazySlice, dim: int, offset: int, step: int) -> None:
+        shape = base.get_shape()
+        if shape[dim] % step:
+            raise CheckpointError("interleaved tensor: shape", shape, f"a multiple of {step} along dimension {dim}")
+        self.base, self.dim, self.offset, self.step = base, dim, offset, step
+        self._shape = [*shape[:dim], shape[dim] // step, *shape[dim + 1 :]]
+
+    def get_shape(self) -> list[int]:
+        """The view's shape."""
+        return list(self._shape)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Read a part of the view."""
+        bounds = index_bounds(index, self._shape)
+        start, stop = bounds[self.dim]
+        bounds[self.dim] = (start * self.step, stop * self.step)
+        whole = self.base[tuple(slice(a, b) for a, b in bounds)]
+        every = [slice(None)] * whole.dim()
+        every[self.dim] = slice(self.offset, None, self.step)
+        return whole[tuple(every)]
+
+
+def experts_loader(
+    local: Sequence[int],
+    total: int,
+    one: SafetensorsWeightLoader,
+    shape: Sequence[int],
+    *,
+    pairs: bool = False,
+    spare: int = 0,
+) -> SafetensorsWeightLoader:
+    """A rank's experts [local experts, ...] from any of these forms, told apart by the tensors' shapes.
+
+    1. A tensor (or a gate and an up tensor) for each expert, in the order of a ``StackExperts`` row.
+    2. One tensor that stacks them, [E, ...], or two of those (gates, ups).
+    3. As 2, with experts and rows in one dimension: [E * rows, columns]; or, read transposed, [rows, E * columns].
+
+    With the layout ``interleaved`` a tensor has gate row 0, up row 0, gate row 1, ...; else gate rows come first.
+
+    Args:
+        local: this rank's experts.
+        total: E, experts of the layer.
+        one: cuts one expert's tensor, or its two tensors, for the rank.
+        shape: of one expert in the whole layer: [rows, columns], or [rows] for a bias.
+        pairs: the rows are those of a gate and of an up projection, half each.
+        spare: experts that a checkpoint may store after the E and that nothing uses.
+
+    Raises:
+        CheckpointError: on load, tensors of none of these forms.
+        ConfigError: on load, another layout.
+    """
+    shape = list(shape)
+    halves = [shape[0] // 2, *shape[1:]] if pairs else shape
+
+    def arrange(slices: Sequence[LazySlice], layout: str) -> Sequence[LazySlice]:
+        if layout not in EXPERT_LAYOUTS or not pairs:
+            allowed = EXPERT_LAYOUTS if pairs else ()
+            raise ConfigError("layout", layout, "interleaved, or none" if pairs else "none", nearest(layout, allowed))
+        whole = the_one(slices)
+        dim = len(whole.get_shape()) - len(shape)
+        return [StridedView(whole, dim, offset, 2) for offset in (0, 1)]
+
+    def transform(slices: Sequence[LazySlice], rank: int) -> Tensor:
+        if not slices:
+            raise CheckpointError("experts: tensors", 0, "one or more")
+        each = halves if len(slices) == 2 else shape
+        first = slices[0].get_shape()
+        if len(first) == len(shape) + 1:
+            return _stacked(slices, rank)
+        for dim, size in enumerate(each):
+            if total > 1 and first == [*each[:dim], size * total, *each[dim + 1 :]]:
+                return _flat(slices, dim, size, rank)
+        return _apart(slices, rank, 2 if pairs and first[:1] == halves[:1] else 1)
+
+    def _stacked(slices: Sequence[LazySlice], rank: int) -> Tensor:
+        count = slices[0].get_shape()[0]
+        known = count if count == total + spare else total
+        return expert_parallel_tensor_dim_loader(local, one, total_num_experts=known).load(slices, rank)
+
+    def _flat(slices: Sequence[LazySlice], dim: int, size: int, rank: int) -> Tensor:
+        chosen = [[SliceView(s, dim, e * size, (e + 1) * size) for s in slices] for e in local]
+        parts: list[LazySlice] = [view for views in chosen for view in views]
+        return expert_parallel_interleaved_loader(range(len(chosen)), one, len(chosen)).load(parts, rank)
+
+    def _apart(slices: Sequence[LazySlice], rank: int, pieces: int) -> Tensor:
+        if len(slices) not in (pieces * total, pieces * (total + spare)):
+            expected = f"{pieces * total}, {pieces} for each of {total} experts, or all experts stacked"
+            raise CheckpointError("experts: tensors", len(slices), expected)
+        return expert_parallel_interleaved_loader(local, one, len(slices) // pieces).load(slices, rank)
+
+    return SafetensorsWeightLoader(transform, arrange=arrange)
