@@ -56,7 +56,7 @@ def _lay_out(folder: Path) -> None:
 
     for command in (["check", "--quiet", "--fix", "--select", "I"], ["format", "--quiet"]):
         done = subprocess.run(
-            [find_ruff_bin(), *command, "--no-cache", "--config", str(folder / "pyproject.toml"), "."],
+            [find_ruff_bin(), *command, "--no-cache", "."],
             cwd=folder,
             capture_output=True,
             text=True,
