@@ -14,6 +14,7 @@ from onboard.diff.grouping import group
 from onboard.diff.labels import SOFTMAX, Labels, by_label, pattern, pattern_text
 from onboard.diff.rows import ITEMS, Diff, Row
 from onboard.diff.rules import RULES
+from onboard.diff.rules_attention import latent
 from onboard.diff.show import jsonable
 from onboard.diff.side import side
 from onboard.diff.sources import quantization_source, source_of
@@ -55,6 +56,12 @@ class Model:
         """Whether no layer has softmax attention over keys and values, which is all that the Attention block does."""
         kinds = [k.attention.kind for k in self.arch.kinds if k.attention]
         return bool(kinds) and not any(kind in SOFTMAX for kind in kinds)
+
+    @property
+    def only_latent_attention(self) -> bool:
+        """Whether all attention of the model is latent."""
+        kinds = {k.attention.kind for k in self.arch.kinds if k.attention}
+        return kinds == {"mla"}
 
     @property
     def foreign_mlp(self) -> tuple[str, str] | None:
@@ -100,6 +107,10 @@ class Comparison:
     def _cover(self, path: str, value: Any) -> tuple[str | None, str | None, str | None]:
         """What covers the value, what is missing, and the path of the block to write that it is a detail of."""
         covered, missing = cover(path, value, RULES)
+        if covered and covered.startswith("Attention(") and self.target.only_latent_attention:
+            if value in (None, False, "none"):
+                return NOTHING, None, detail_of(path, RULES)
+            covered, missing = latent(path, covered, value)
         owner = self._foreign_owner(path, covered or "")
         if owner is None:
             return covered, missing, detail_of(path, RULES)

@@ -14,6 +14,7 @@ from onboard.diff.show import jsonable, text
 
 BLOCKS = {
     "Attention": "vllm_neuron.nn:Attention",
+    "LatentAttention": "vllm_neuron.nn:LatentAttention",
     "GatedMLP": "vllm_neuron.nn:GatedMLP",
     "RMSNorm": "vllm_neuron.nn:RMSNorm",
     "RotaryConfig": "vllm_neuron.nn:RotaryConfig",
@@ -25,7 +26,21 @@ BLOCKS = {
     "Drop": "vllm_neuron.model.loading:Drop",
 }
 # Exported by vllm_neuron.nn and never named in a row: parts of the blocks above.
-PARTS = ("ColumnParallelLinear", "GateUpLinear", "Linear", "QKVLinear", "Rotary", "RowParallelLinear", "Sampler")
+PARTS = (
+    "Alibi",
+    "CachedBlock",
+    "ColumnParallelLinear",
+    "GateUpLinear",
+    "HeadNorm",
+    "Linear",
+    "QKNorm",
+    "QKVLinear",
+    "QueryGrowth",
+    "ReplicatedLinear",
+    "Rotary",
+    "RowParallelLinear",
+    "Sampler",
+)
 # Activation in an ArchSpec -> `act` of GatedMLP.
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 ROTARY_KINDS = ("default", "linear", "llama3")

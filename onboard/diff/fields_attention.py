@@ -91,14 +91,14 @@ def query_growth(layer: Layer) -> Any:
     """The growth of the query scale with the position, in words; None without it.
 
     Llama 4 sets it on the attention; Ministral 3 puts its beta among the rope's scaling, whose original length is the
-    floor.
+    floor, and counts from position 0 where Llama 4 counts from 1.
     """
     a = layer.attention
     if a is None:
         return ABSENT
     turned = a.positions.scaling
     if turned is not None and turned.query_beta is not None:
-        return f"floor {turned.original_max_positions}, beta {turned.query_beta}"
+        return f"floor {turned.original_max_positions}, beta {turned.query_beta}, offset 0"
     if a.query_growth_floor is None and a.query_growth_beta is None:
         return None
     return f"floor {a.query_growth_floor}, beta {a.query_growth_beta}"

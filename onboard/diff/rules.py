@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onboard.arch.blocks import Norm, QKNorm, Scaling
+from onboard.arch.blocks import Norm, Scaling
 from onboard.diff.coverage import (
     ACTIVATIONS,
     ROTARY_KINDS,
@@ -18,80 +18,7 @@ from onboard.diff.coverage import (
     only,
     takes,
 )
-
-WIDTHS = {"full": "over all heads at once", "each_head": "with a weight for each head"}
-
-
-def mixers(value: str) -> Answer:
-    """Softmax attention is there; every other mixer is to write."""
-    names = {
-        "mla": "latent attention (MLA) with its latent cache",
-        "compressed": "compressed attention",
-        "none": None,
-        "attention": None,
-    }
-    other = [names.get(m, f"the {m} mixer with its state cache") for m in value.split(" + ")]
-    missing = [name for name in other if name]
-    return Missing(" and ".join(missing)) if missing else Call("Attention")
-
-
-def bias(value: str) -> Answer:
-    """q, k and v share one switch, o has its own."""
-    names = [] if value == "none" else value.split(", ")
-    qkv = [n for n in names if n != "o"]
-    if qkv and qkv != ["q", "k", "v"]:
-        return Missing(f"a bias on {', '.join(qkv)} alone: Attention(bias=) gives one to q, k and v together")
-    return Call("Attention", (("bias", bool(qkv)), ("o_bias", "o" in names)))
-
-
-def qk_norm(value: QKNorm | None) -> Answer:
-    """One RMS norm over each head, before the rotary embedding."""
-    if value is None:
-        return Call("Attention", (("qk_norm_eps", None),))
-    plain = Norm("rms", value.norm.eps, plus_one=value.norm.plus_one)
-    wrong = []
-    if value.width != "head":
-        wrong.append(WIDTHS.get(value.width, value.width))
-    if value.place != "before_rope":
-        wrong.append("after the rotary embedding")
-    if value.norm != plain:
-        wrong.append("without weight" if not value.norm.weight else f"of kind {value.norm.kind}")
-    if getattr(value, "query_norm", None) not in (None, value.norm):
-        wrong.append("another one for queries than for keys")
-    if wrong or value.norm.eps is None:
-        return Missing(f"norm of queries and keys {', '.join(wrong) or 'of unknown eps'}, in Attention")
-    return Call("Attention", (("qk_norm_eps", value.norm.eps), ("qk_norm_plus_one", value.norm.plus_one)))
-
-
-def scale(value: Any) -> Answer:
-    """Any number; the usual one by default."""
-    if value == "unknown":
-        return Missing("the factor on the scores, which the config does not give")
-    return Call("Attention", (("scale", None if value == "head_size ** -0.5" else value),))
-
-
-def position_kind(value: str) -> Answer:
-    """Rotary, or none at all."""
-    if value == "rotary":
-        return Call("Attention", (("rotary", Code("Rotary(config)")),))
-    if value == "none":
-        return Call("Attention", (("rotary", None),))
-    return Missing(f"{value} positions")
-
-
-def storage(value: str) -> Answer:
-    """Loaders exist for q, k and v apart, and for one block of all q, all k, all v."""
-    if value == "separate":
-        return Call("Fuse", (), "q, k and v stored apart")
-    if value == "concatenated":
-        return Call("Map", (), "q, k and v stored as one block")
-    todo = {
-        "grouped": "a weight loader that takes q, k and v apart by KV head",
-        "per head": "a weight loader that takes q, k and v apart by head",
-        "four blocks": "a weight loader that takes four blocks of heads, each queries, values, keys",
-        "transposed": "QKVLinear has to tell its loader is_storage_transposed (the loader knows it)",
-    }
-    return Missing(todo.get(value, "find out how the checkpoint stores q, k and v; separate ones are covered"))
+from onboard.diff.rules_attention import ATTENTION
 
 
 def scaling(value: Scaling | str | None) -> Answer:
@@ -175,43 +102,13 @@ def quantization(value: str) -> Answer:
 
 
 RULES: dict[str, Rule] = {
-    "mixer": mixers,
+    **ATTENTION,
     "layers.pattern": lambda value: Wiring("the model's constructor picks the arguments of layer i by its kind"),
     "layers.heads": takes("Attention", "heads"),
     "layers.kv_heads": takes("Attention", "kv_heads"),
     "layers.head_size_k": takes("Attention", "head_size"),
     "layers.mlp_size": takes("GatedMLP", "intermediate_size"),
-    "attention.sharing": lambda value: Call("Attention", (("kv_heads", Code("config.num_key_value_heads")),)),
-    "attention.width": lambda value: Call("Attention", (("head_size", Code("config.head_dim")),)),
     "state": always("the state mixer"),
-    "attention.window": takes("Attention", "window"),
-    "attention.chunk": only(None, "Attention", "a chunk of {} tokens in Attention, with LayerSpec(chunk_size=)"),
-    "attention.bias": bias,
-    "attention.qk_norm": qk_norm,
-    "attention.v_norm": only(None, "Attention", "a norm on the values in Attention ({})"),
-    "attention.out_norm": only(None, "Attention", "a norm before the output projection in Attention ({})"),
-    "attention.k_eq_v": only(False, "Attention", "values from the key projection in Attention"),
-    "attention.storage": storage,
-    "attention.scale": scale,
-    "attention.softcap": takes("Attention", "softcap"),
-    "attention.clip_qkv": only(None, "Attention", "a clamp of q, k and v at {} in Attention"),
-    "attention.sinks": only(False, "Attention", "learned sinks in Attention (NF.flash_attention takes sinks_N)"),
-    "attention.output_gate": only(None, "Attention", "a gate by {} on the attention's output"),
-    "attention.gate_from": only("query", "Attention", "a projection of its own for the output gate"),
-    "attention.gate_act": only("sigmoid", "Attention", "{} as the activation of the output gate"),
-    "attention.value_scale": only(1.0, "Attention", "values times {} in Attention"),
-    "attention.input_size": only(None, "Attention", "an Attention that reads {} channels"),
-    "attention.shared_kv": only(False, "Attention", "an Attention that reads another layer's cache"),
-    "attention.head_size_v": only("as keys", "Attention", "values of size {} in Attention (QKVLinear takes it)"),
-    "attention.latent": always("latent attention (MLA)"),
-    "attention.single_cache": only(False, "Attention", "one cache entry for key and value"),
-    "attention.q_rank": only(None, "Attention", "queries through a low rank ({})"),
-    "attention.undo_rope": only(False, "Attention", "turning the output back by its own position"),
-    "attention.o_groups": only(None, "Attention", "a grouped low-rank output projection ({} groups)"),
-    "attention.indexer": always("the sparse indexer and its key cache"),
-    "attention.compressor": always("the compressed long-range branch"),
-    "attention.query_growth": only(None, "Attention", "a query scale that grows with the position ({})"),
-    "attention.positions.kind": position_kind,
     "attention.positions.base": takes("RotaryConfig", "base"),
     "attention.positions.rotary_dim": rotary_part,
     "attention.positions.interleaved": takes("RotaryConfig", "interleaved"),

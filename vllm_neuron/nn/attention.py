@@ -58,6 +58,7 @@ class Attention(CachedBlock):
         clip: queries, keys and values are limited to ``-clip .. clip``.
         alibi: linear biases on the scores.
         shared_with: an earlier layer whose cache is read; this layer has no keys and values of its own.
+        value_scale: factor on the values, after ``v_norm``.
         query_growth: queries grow with the position.
         dtype: of parameters and cache; torch's default when None.
 
@@ -96,6 +97,7 @@ class Attention(CachedBlock):
         clip: float | None = None,
         alibi: Alibi | None = None,
         shared_with: int | None = None,
+        value_scale: float = 1.0,
         query_growth: QueryGrowth | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -112,25 +114,33 @@ class Attention(CachedBlock):
         self.head_size, self.value_size = head_size, value_size
         self.scale = head_size**-0.5 if scale is None else scale
         self.rotary, self.clip, self.k_eq_v, self.softcap = rotary, clip, k_eq_v, softcap
-        self.alibi, self.query_growth = alibi, query_growth
+        self.value_scale, self.query_growth = value_scale, query_growth
         self._add_norms(qk_norm, v_norm, out_norm, get_tp_group().world_size // kv_heads or 1, dtype)
         self._add_gate(hidden_size, output_gate, gate_act, gate_bias, heads, dtype)
         self._add_sinks(sinks, dtype)
+        self._add_alibi(alibi, heads)
+        if not self.reads_other:
+            self.spec = self._spec(window, chunk, dtype)
+
+    def _spec(self, window: int | None, chunk: int | None, dtype: torch.dtype | None) -> LayerSpec:
+        return LayerSpec(
+            name=self.reads,
+            num_kv_heads=self.kv_heads,
+            head_size=self.head_size,
+            dtype=dtype or torch.get_default_dtype(),
+            sliding_window_size=window,
+            chunk_size=chunk,
+            head_size_v=None if self.value_size == self.head_size else self.value_size,
+        )
+
+    def _add_alibi(self, alibi: Alibi | None, heads: int) -> None:
+        self.alibi = alibi
         if alibi is not None:
             first = get_tp_group().rank * self.heads
+            # The outer block of a model may be under torch.device("meta"); slopes are always made for real.
             with torch.device("cpu"):
                 slopes = alibi.slopes(heads)[first : first + self.heads].clone()
             self.register_buffer("slopes_N", slopes, persistent=False)
-        if not self.reads_other:
-            self.spec = LayerSpec(
-                name=self.reads,
-                num_kv_heads=self.kv_heads,
-                head_size=head_size,
-                dtype=dtype or torch.get_default_dtype(),
-                sliding_window_size=window,
-                chunk_size=chunk,
-                head_size_v=None if value_size == head_size else value_size,
-            )
 
     def _add_norms(
         self,
@@ -203,6 +213,8 @@ class Attention(CachedBlock):
             qk = self._normed(qk)
         if self.v_norm is not None and v is not None:
             v = self.v_norm(v)
+        if self.value_scale != 1.0 and v is not None:
+            v = v * self.value_scale
         if self.reads_other:
             q, k, v = qk, None, None
         else:

@@ -38,6 +38,16 @@ def samples() -> list[tuple[str, Any]]:
         ("attention.positions.scaling", Scaling("llama3", 8.0, 8192, 1.0, 4.0)),
         ("attention.positions.scaling", Scaling("linear", 8.0)),
         ("attention.bias", "q, k, v"),
+        ("attention.bias", "q, v"),
+        ("attention.qk_norm", QKNorm(Norm("layernorm", 1e-5), "each_head", "after_rope")),
+        ("attention.v_norm", Norm("rms", 1e-6, weight=False)),
+        ("attention.chunk", 8192),
+        ("attention.sinks", True),
+        ("attention.output_gate", "head"),
+        ("attention.storage", "per head"),
+        ("attention.storage", "transposed"),
+        ("attention.positions.kind", "alibi"),
+        ("attention.latent.query", "through a low rank"),
         ("attention.bias", "o"),
         ("embedding.norm", Norm("rms", 1e-6)),
         ("head.tied", True),
@@ -71,8 +81,21 @@ def test_every_call_fits_the_real_signature() -> None:
 
 
 def test_the_signature_check_notices_a_wrong_argument() -> None:
-    assert "sinks" not in inspect.signature(real("Attention")).parameters
-    assert isinstance(RULES["attention.sinks"](True), Missing)
+    assert "input_size" not in inspect.signature(real("Attention")).parameters
+    assert isinstance(RULES["attention.input_size"](64), Missing)
+
+
+def test_norms_inside_attention_are_written_as_the_block_takes_them() -> None:
+    """The text of each argument is code that makes the real object."""
+    nn = import_module("vllm_neuron.nn")
+    names = {"QKNorm": nn.QKNorm, "QueryGrowth": nn.QueryGrowth, "Alibi": nn.Alibi}
+    for path, value in samples():
+        answer = RULES[path](value) if path in RULES else None
+        for _, made in answer.args if isinstance(answer, Call) else ():
+            if isinstance(made, str) and made.startswith(tuple(names)):
+                assert isinstance(eval(made, names), tuple(names.values()))
+    norm = RULES["attention.qk_norm"](QKNorm(Norm("layernorm", 1e-5), "each_head", "after_rope"))
+    assert str(norm) == ("Attention(qk_norm=QKNorm(1e-05, kind='layernorm', width='each_head', after_rotary=True))")
 
 
 def test_activations_are_those_of_the_operation() -> None:
@@ -115,6 +138,8 @@ def test_what_today_s_blocks_lack_is_told() -> None:
     assert RULES["norms.kind"]("layernorm") == Missing("a layernorm block")
     assert isinstance(RULES["attention.positions.scaling"](Scaling("yarn", 4.0)), Missing)
     assert isinstance(RULES["mlp.activation"]("relu2"), Missing)
-    assert isinstance(RULES["attention.qk_norm"](QKNorm(Norm("rms", 1e-6), "full")), Missing)
-    assert isinstance(RULES["attention.bias"]("q, v"), Missing)
+    two = QKNorm(Norm("rms", 1e-6), query_norm=Norm("rms", 1e-6, weight=False))
+    assert isinstance(RULES["attention.qk_norm"](two), Missing)
+    assert isinstance(RULES["attention.qk_norm"](QKNorm(Norm("rms", 1e-6, groups=2))), Missing)
+    assert isinstance(RULES["attention.compressor"]("rate 4"), Missing)
     assert cover("attention.window", {"sliding": 8, "full": None}, RULES)[1] is None

@@ -29,7 +29,7 @@ def test_llama_against_gemma4_fills_all_eight_items() -> None:
     assert found["layers.kv_heads"].b == {"sliding": 16, "full": 4}
     assert found["head.softcap"].covered_by == "LMHead(softcap=30.0)"
     assert found["mlp.activation"].covered_by == "GatedMLP(act='gelu_pytorch_tanh')"
-    assert found["attention.v_norm"].missing and found["attention.v_norm"].covered_by is None
+    assert found["attention.v_norm"].covered_by == "Attention(v_norm=QKNorm(1e-06, weight=False))"
     assert found["attention.window"].b_source == "explicit (text_config.sliding_window)"
     assert found["hidden"].kind == "size"
 
@@ -78,8 +78,9 @@ def test_more_experts_are_a_size() -> None:
 
 def test_attention_arguments_are_not_claimed_for_latent_attention() -> None:
     found = rows(diff(load("meta-llama/Llama-3.1-8B"), load("deepseek-ai/DeepSeek-V3")))
-    assert found["mixer"].covered_by is None and "latent" in found["mixer"].missing
-    assert found["attention.scale"].covered_by is None
+    assert found["mixer"].covered_by == "LatentAttention()"
+    assert found["attention.scale"].covered_by.startswith("LatentAttention(scale=")
+    assert not any((row.covered_by or "").startswith("Attention(") for row in found.values())
 
 
 def test_sizes_by_layer_touch_the_cache_only_where_they_are_in_it() -> None:
@@ -99,7 +100,10 @@ def test_norms_without_weight_have_no_row_in_the_checkpoint_table() -> None:
 
 def test_growth_of_the_query_scale_is_a_thing_to_write_of_its_own() -> None:
     found = rows(diff(load("meta-llama/Llama-3.1-8B"), load("mistralai/Ministral-3-3B-Instruct-2512")))
-    assert "beta 0.1" in found["attention.query_growth"].missing and found["attention.query_growth"].counts
+    assert (
+        "QueryGrowth(floor=16384, beta=0.1" in found["attention.query_growth"].covered_by
+        and found["attention.query_growth"].counts
+    )
     assert "rope_parameters" in found["attention.query_growth"].b_source
     assert "yarn table" in found["attention.positions.scaling"].missing
     assert "beta 0.1" not in found["attention.positions.scaling"].b
@@ -199,7 +203,7 @@ def test_pattern_gives_the_sequence_back() -> None:
 def test_a_part_that_the_target_lacks_is_nothing_to_write() -> None:
     found = rows(diff(load("Qwen/Qwen3-Next-80B-A3B-Instruct"), load("deepseek-ai/DeepSeek-V3")))
     assert found["attention.qk_norm"].missing is None and found["attention.output_gate"].missing is None
-    assert found["attention.scale"].missing == "goes with the mixer to write (mla)"
+    assert found["attention.scale"].missing is None
 
 
 def test_depth_costs_next_to_nothing() -> None:

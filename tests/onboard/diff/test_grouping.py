@@ -19,7 +19,7 @@ FOLLOWERS = {
     "openai/gpt-oss-20b": {"mlp.bias": "moe"},
     "EleutherAI/pythia-1b": {**FEED_FORWARD, "layer.parallel": "norms.places"},
     "openai-community/gpt2": FEED_FORWARD,
-    "deepseek-ai/DeepSeek-V3": {"attention.scale": "mixer"},
+    "deepseek-ai/DeepSeek-V3": {},
     "CohereLabs/c4ai-command-r7b-12-2024": PLACES,
     "google/gemma-4-E2B-it": {
         "attention.width": "layers.head_size_k",
@@ -28,14 +28,14 @@ FOLLOWERS = {
     "google/gemma-4-31B-it": {"attention.width": "layers.head_size_k"},
 }
 TO_WRITE = {
-    "openai/gpt-oss-20b": {"attention.sinks", "attention.positions.scaling", "moe", "quantization"},
-    "EleutherAI/pythia-1b": {"attention.storage", "mlp.gated", "norms.kind"},
-    "openai-community/gpt2": {"attention.storage", "embedding.positions", "mlp.gated", "norms.kind"},
-    "deepseek-ai/DeepSeek-V3": {"mixer", "attention.positions.scaling", "moe", "quantization"},
+    "openai/gpt-oss-20b": {"attention.positions.scaling", "moe", "quantization"},
+    "EleutherAI/pythia-1b": {"mlp.gated", "norms.kind"},
+    "openai-community/gpt2": {"embedding.positions", "mlp.gated", "norms.kind"},
+    "deepseek-ai/DeepSeek-V3": {"attention.positions.scaling", "moe", "quantization"},
     "CohereLabs/c4ai-command-r7b-12-2024": {"norms.kind", "head.multiplier"},
-    "google/gemma-4-E2B-it": {"attention.v_norm", "attention.shared_kv", "attention.positions.scaling",
+    "google/gemma-4-E2B-it": {"attention.positions.scaling",
                               "per_layer_input", "towers", "layer.output_scalar"},
-    "google/gemma-4-31B-it": {"attention.v_norm", "attention.k_eq_v", "attention.positions.scaling", "towers",
+    "google/gemma-4-31B-it": {"attention.positions.scaling", "towers",
                               "layer.output_scalar"},
 }  # fmt: skip
 

@@ -127,7 +127,7 @@ def test_F7_empty_no_rope_list_means_the_interval() -> None:
 def test_G1_norm_of_queries_and_keys_and_its_place() -> None:
     row = found(load("meta-llama/Llama-3.1-8B"), load("Qwen/Qwen3-8B"))["attention.qk_norm"]
     assert row.a is None and "before rope" in row.b and "per head" in row.b
-    assert row.covered_by == "Attention(qk_norm_eps=1e-06, qk_norm_plus_one=False)"
+    assert row.covered_by == "Attention(qk_norm=QKNorm(1e-06))"
 
 
 def test_G3_scales_of_embedding_and_logits() -> None:
