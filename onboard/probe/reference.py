@@ -1,0 +1,198 @@
+"""A tiny random model of transformers in float32: the reference of detections and proofs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vllm_neuron.errors import UnsupportedError
+
+# Buffers that are learned, though they are not parameters.
+LEARNED_BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar", "correction_bias")
+# Scores become large enough for soft caps, sinks and windows to show.
+QUERY_GAIN = 1.5
+MOST_PARAMETERS = 12_000_000
+
+
+class Reference:
+    """The causal LM of a config with every weight random.
+
+    The forward pass without a cache is what counts: a few families decode differently with their own cache.
+
+    Args:
+        config: a transformers config object; no code of a model repository is run.
+        seed: of the weights.
+
+    Raises:
+        UnsupportedError: transformers has no causal LM for the config.
+    """
+
+    def __init__(self, config: Any, seed: int = 0) -> None:
+        self.config = config
+        self.model = build(config)
+        self.model.eval().requires_grad_(False)
+        randomize(self.model, seed)
+        self._origin: dict[str, tuple[str, ...]] | None = None
+
+    def logits(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """float32 [T, V] of one sequence, without a cache."""
+        tokens = torch.as_tensor(ids, dtype=torch.int64).reshape(1, -1)
+        with torch.no_grad():
+            return self.model(input_ids=tokens, use_cache=False).logits[0].float()
+
+    def save(self, folder: Path) -> None:
+        """Write ``config.json`` and safetensors files under the names of the hub's checkpoints."""
+        with quiet():
+            self.model.save_pretrained(folder, safe_serialization=True)
+        _keep_architecture(self.model, folder)
+
+    @property
+    def origin(self) -> Mapping[str, tuple[str, ...]]:
+        """Key of the saved checkpoint -> the module's own names for the parameters that it holds, found by value."""
+        if self._origin is None:
+            with tempfile.TemporaryDirectory() as folder:
+                self.save(Path(folder))
+                self._origin = origins(self.model, Path(folder))
+        return self._origin
+
+
+def build(config: Any) -> Any:
+    """The causal LM of a config, in float32 with eager attention.
+
+    Raises:
+        UnsupportedError: transformers has none.
+    """
+    cls = causal_class(config)
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
+    with torch.device("meta"):
+        count = sum(p.numel() for p in cls(config).parameters())
+    if count > MOST_PARAMETERS:
+        raise UnsupportedError("parameters", count, f"a tiny reference of at most {MOST_PARAMETERS}")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.random.fork_rng():
+            return cls(config).float()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def causal_class(config: Any) -> Any:
+    """The causal LM class of a config.
+
+    Raises:
+        UnsupportedError: transformers has none.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    try:
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError:
+        raise UnsupportedError(
+            "model_type", config.model_type, "a causal LM of the installed transformers"
+        ) from None
+
+
+def _keep_architecture(model: Any, folder: Path) -> None:
+    """The class's name stands in ``architectures``, as on the hub."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["architectures"] = [type(model).__name__]
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def randomize(model: nn.Module, seed: int) -> None:
+    """Give every parameter and learned buffer random values that hide nothing.
+
+    Norm weights spread around the value that they start with, matrices keep the size of what passes through them,
+    queries and keys are amplified, biases are not small.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    seen: set[int] = set()
+    for name, parameter in sorted(model.named_parameters()):
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            parameter.copy_(_values(name, parameter, generator))
+    for name, buffer in sorted(model.named_buffers()):
+        if name.rsplit(".", 1)[-1] in LEARNED_BUFFERS:
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator) + (1.0 if "scalar" in name else 0.0))
+
+
+def _values(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(parameter.shape, generator=generator)
+    last = name.rsplit(".", 1)[-1]
+    if parameter.dim() >= 2 and "norm" not in name.lower():
+        return _matrix(name, parameter, noise)
+    if last == "bias" or "bias" in last:
+        return 0.3 * noise
+    if parameter.numel() and parameter.float().std(correction=0) == 0:
+        return parameter.float().flatten()[0] + 0.3 * noise
+    return parameter.float() + 0.1 * noise
+
+
+def _matrix(name: str, parameter: Tensor, noise: Tensor) -> Tensor:
+    lowered = name.lower()
+    if "embed" in lowered or lowered.endswith(("wte.weight", "wpe.weight")):
+        return noise * 0.5
+    if "experts" in lowered and parameter.dim() == 3:
+        return noise / math.sqrt(min(parameter.shape[1:]))
+    gain = QUERY_GAIN if any(part in lowered for part in ("q_proj", "k_proj", "query", "q_b_proj")) else 1.0
+    return noise * gain / math.sqrt(parameter.shape[-1])
+
+
+def origins(model: nn.Module, folder: Path) -> dict[str, tuple[str, ...]]:
+    """Match saved tensors with parameters by value: the same one, a slice of a stack, or several side by side."""
+    from safetensors.torch import load_file
+
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    sums: dict[tuple[int, ...], list[tuple[str, Tensor]]] = {}
+    for name, value in own.items():
+        sums.setdefault(tuple(sorted(value.shape)), []).append((name, value))
+    saved = {k: v for path in sorted(folder.glob("*.safetensors")) for k, v in load_file(path).items()}
+    return {key: _origin(value, sums, own) for key, value in saved.items()}
+
+
+def _origin(
+    value: Tensor, by_shape: Mapping[tuple[int, ...], list[tuple[str, Tensor]]], own: Mapping[str, Tensor]
+) -> tuple[str, ...]:
+    for name, other in by_shape.get(tuple(sorted(value.shape)), ()):
+        if value.shape == other.shape and torch.equal(value, other.to(value.dtype)):
+            return (name,)
+        if value.dim() == 2 and value.t().shape == other.shape and torch.equal(value.t(), other.to(value.dtype)):
+            return (name,)
+    if value.dim() == 0 or not value.is_floating_point():
+        return ()
+    probe = value.flatten()[0]
+    found = [
+        name
+        for name, other in own.items()
+        if other.is_floating_point() and other.numel() != value.numel() and bool((other == probe).any())
+    ]
+    if not found and value.dim() >= 2:
+        return ()
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and warnings of transformers inside."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
