@@ -23,8 +23,9 @@ from vllm_neuron.errors import ConfigError
 @cache
 def family_defaults() -> dict[str, dict[str, Any]]:
     """Defaults of the known families, by model type, in the modern spelling."""
-    path = Path(__file__).parent / "families" / "defaults.json"
-    table: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    table: dict[str, dict[str, Any]] = {}
+    for name in ("defaults.json", "defaults_experts.json"):
+        table |= json.loads((Path(__file__).parent / "families" / name).read_text(encoding="utf-8"))
     return table
 
 

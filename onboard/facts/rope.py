@@ -45,7 +45,8 @@ NEEDS = {
     "yarn": ("factor",),
     "longrope": ("factors_short", "factors_long"),
 }
-# Model types whose code in transformers 5.19 takes no notice of a partial rotary factor.
+# Model types whose code in transformers 5.19 takes no notice of ``rotary_dim``, and of a partial rotary factor.
+UNREAD_DIM = ("minimax_m3_vl_text",)
 WHOLE_HEAD = ("llama", "mistral", "qwen2", "qwen3")
 OTHER = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "truncate",
          "short_factor", "long_factor", "original_max_position_embeddings", "max_position_embeddings", "finetuned",
@@ -227,7 +228,7 @@ def _rotary_dim(r: Reader, block: Mapping[str, Any], head_size: int) -> int:
     if factor is not None and not 0 < factor <= 1:
         raise r.wrong("partial_rotary_factor", factor, "a number above 0 and up to 1")
     size = head_size if factor is None else int(head_size * factor)
-    if r.has("rotary_dim"):
+    if r.has("rotary_dim") and r.model_type not in UNREAD_DIM:
         given = r.integer("rotary_dim", at, maximum=head_size)
         if r.has("partial_rotary_factor") and given != size:
             r.warn(f"conflict: rotary_dim={given} and partial_rotary_factor={factor} of head size {head_size} "

@@ -173,6 +173,8 @@ FAMILY_IGNORED: dict[str, frozenset[str]] = {
     "glm_moe_dsa": frozenset({"first_k_dense_replace", "layer_types"}),
     "deepseek_v32": frozenset({"first_k_dense_replace", "layer_types"}),
     "qwen2_moe": frozenset({"intermediate_size"}),
+    "solar_open": frozenset({"intermediate_size"}),
+    "deepseek_v2": frozenset({"intermediate_size"}),
     "gpt2": frozenset({"output_past"}),
     "modernbert-decoder": frozenset({"classifier_activation", "cls_token_id", "initializer_cutoff_factor"}),
     "moshi": frozenset({"audio_encoder_config", "audio_vocab_size", "depth_decoder_config", "num_codebooks"}),
@@ -189,11 +191,11 @@ TOWER_KEYS = frozenset({
 _WITHOUT_MEANING = """
 _attn_implementation _attn_implementation_autoset _commit_hash _from_model_config _name_or_path add_cross_attention
 add_embedding_dropout add_forward_backend_padding architectures attention_dropout attention_probs_dropout_prob
-attention_softmax_in_fp32 attn_implementation attn_pdrop auto_map autocast_kernel_dtype aux_loss_alpha bad_words_ids
+attention_softmax_in_fp32 attn_implementation attn_pdrop auto_map autocast_kernel_dtype aux_loss_alpha aux_loss_coef bad_words_ids
 begin_suppress_tokens bias_dropout_fusion block_mlp_init_scale block_out_init_scale block_use_xavier_init
 boi_token_id boi_token_index bos_token_id cache_implementation chunk_size chunk_size_feed_forward chunkwise_kernel
 classifier_dropout conv_use_xavier_init cross_attention_hidden_size decoder_start_token_id diversity_penalty
-do_sample dropout early_stopping emb_pdrop embd_pdrop embed_dropout encoder_no_repeat_ngram_size eod_token_id
+do_sample dropout early_stopping emb_pdrop embd_pdrop embed_dropout embedding_initializer_range encoder_no_repeat_ngram_size eod_token_id
 eoi_token_id eoi_token_index eos_token_id ep_size expert_dtype exponential_decay_length_penalty feed_forward_proj
 finetuning_task for_llm_compressor force_bos_token_insert forced_bos_token_id forced_eos_token_id
 gradient_checkpointing hidden_dropout hidden_dropout_prob id2label igate_bias_init_range ignore_index image_token_id

@@ -16,6 +16,12 @@ LATENT_EPS = 1e-6
 PATTERN = {"F": "full", "S": "shared"}
 
 
+# Whether pairs are neighbours where the code does not ask the config.
+FIXED_PAIRS = {"deepseek_v2": True, "deepseek_v32": True, "glm_moe_dsa": True, "axk2": True, "longcat_flash": True,
+               "minicpm3": False, "hy_v4": False}  # fmt: skip
+SPARSE = ("glm_moe_dsa", "deepseek_v32", "axk2", "hy_v4")
+
+
 def build(r: Reader, family: Family) -> ArchSpec:
     """The architecture of an MLA decoder."""
     n = common.layer_count(r)
@@ -39,8 +45,8 @@ def build(r: Reader, family: Family) -> ArchSpec:
     return common.finish(r, family, kinds, index)
 
 
-def attention(r: Reader, family: Family, indexer: str | None) -> Attention:
-    """The latent attention block."""
+def attention(r: Reader, family: Family, indexer: str | None, *, turned: bool = True) -> Attention:
+    """The latent attention block; ``turned``: its rope part is turned, else it is plain channels."""
     n, k = common.heads(r)
     latent = Latent(
         q_rank=r.maybe_integer("q_lora_rank", "attention.latent.q_rank"),
@@ -52,8 +58,7 @@ def attention(r: Reader, family: Family, indexer: str | None) -> Attention:
     r.use("head_dim", "qk_head_dim", "partial_rotary_factor")
     size = latent.nope_size + latent.rope_size
     r.derived("attention.head_size_k", "qk_nope_head_dim + qk_rope_head_dim")
-    interleaved = r.flag("rope_interleave", "attention.positions.interleaved", default=family.interleaved)
-    positions = rope.rotary(r, size, rotary_dim=latent.rope_size, interleaved=interleaved, leading=False)
+    positions = _turned(r, family, size, latent.rope_size) if turned else Positions("none")
     bias = r.flag("attention_bias", "attention.o_bias")
     return Attention(
         kind="mla",
@@ -67,8 +72,18 @@ def attention(r: Reader, family: Family, indexer: str | None) -> Attention:
         k_bias=bias,
         o_bias=bias,
         latent=latent,
-        indexer=None if indexer is None else make_indexer(r, shared=indexer == "shared"),
+        indexer=None if indexer is None else make_indexer(r, family, shared=indexer == "shared"),
     )
+
+
+def _turned(r: Reader, family: Family, size: int, rope_size: int) -> Positions:
+    at = "attention.positions.interleaved"
+    interleaved = FIXED_PAIRS.get(family.model_type)
+    if interleaved is None:
+        interleaved = r.flag("rope_interleave", at, default=family.interleaved)
+    r.known(at)
+    r.use("rope_interleave")
+    return rope.rotary(r, size, rotary_dim=rope_size, interleaved=interleaved, leading=False)
 
 
 def scale(r: Reader, size: int, positions: Positions) -> float:
@@ -81,23 +96,25 @@ def scale(r: Reader, size: int, positions: Positions) -> float:
     return value
 
 
-def make_indexer(r: Reader, *, shared: bool) -> Indexer:
+def make_indexer(r: Reader, family: Family, *, shared: bool) -> Indexer:
     """The sparse indexer of one layer."""
     return Indexer(
         heads=r.integer("index_n_heads", "attention.indexer.heads"),
         head_size=r.integer("index_head_dim", "attention.indexer.head_size"),
         top_k=r.integer("index_topk", "attention.indexer.top_k"),
         shared=shared,
-        interleaved=r.flag("indexer_rope_interleave", "attention.indexer.interleaved"),
+        interleaved=r.flag(
+            "indexer_rope_interleave", "attention.indexer.interleaved", default=family.model_type == "glm_moe_dsa"
+        ),
     )
 
 
 def indexer_types(r: Reader, family: Family, n: int) -> list[str | None]:
     """full, shared or None for each layer: by list, by pattern, or by frequency and offset."""
-    if family.model_type not in ("glm_moe_dsa", "deepseek_v32"):
+    if family.model_type not in SPARSE:
         return [None] * n
     at = "attention.indexer.shared"
-    if family.model_type == "deepseek_v32":
+    if family.model_type in ("deepseek_v32", "axk2"):
         r.known(at)
         return ["full"] * n
     types = r.maybe_list("indexer_types", str, at)

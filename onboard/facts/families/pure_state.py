@@ -51,7 +51,10 @@ def build_xlstm(r: Reader, family: Family) -> ArchSpec:
 def build_mamba(r: Reader, family: Family) -> ArchSpec:
     """Mamba (1 or 2) blocks and nothing else."""
     hidden, n = common.hidden_size(r), common.layer_count(r)
-    state = _mamba1(r, family, hidden) if family.model_type == "mamba" else _mamba2(r, family, hidden)
+    state = _mamba2(r, family, hidden) if family.model_type == "mamba2" else _mamba1(r, family, hidden)
+    if family.model_type == "falcon_mamba":
+        eps = r.decimal("mixer_rms_eps", "state.inner_norm.eps", minimum=0.0)
+        state = dataclasses.replace(state, inner_norm=Norm("rms", eps, weight=False))
     wider = r.flag("residual_in_fp32", "residual_dtype")
     r.use("rescale_prenorm_residual", "time_step_scale", "time_step_init_scheme", "use_mambapy", "intermediate_size",
           "num_attention_heads", "norm_before_gate", "rms_norm", "d_inner", "time_step_rank")  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from onboard.facts.families import classic, deepseek_v4, gemma4, llama4, mamba_mix, mla, pure_state, recurrent
 from onboard.facts.families.family import Family
 from onboard.facts.families.rows_dense import DENSE, DENSE_SAME_AS
+from onboard.facts.families.rows_experts import EXPERTS, EXPERTS_SAME_AS
 from onboard.facts.families.traits import ALL_BIAS, GEMMA, GEMMA_ACT, GRANITE, QKV, QKV_BIAS, TRUE_BIAS, USE_BIAS
 from onboard.facts.families.traits import row as _f
 
@@ -34,7 +35,7 @@ FAMILIES: dict[str, Family] = {
         _f("gemma", "GemmaForCausalLM", act_is=GEMMA_ACT, **GEMMA),
         _f("gemma2", "Gemma2ForCausalLM", places="sandwich", scale="query_pre_attn_scalar", softcaps=True,
            window="pattern", **GEMMA),
-        _f("gemma3_text", "Gemma3ForCausalLM", places="sandwich", scale="query_pre_attn_scalar", softcaps=True,
+        _f("gemma3_text", "Gemma3ForCausalLM", places="sandwich", scale="query_pre_attn_scalar", softcaps="head",
            window="pattern", qk_norm="head", unscaled_sliding=True, **GEMMA),
         _f("gemma4_text", "Gemma4ForCausalLM", build=gemma4.build, embed_scale="sqrt", softcaps=True, window="pattern"),
         _f("llama4_text", "Llama4ForCausalLM", build=llama4.build, interleaved=True),
@@ -117,6 +118,7 @@ FAMILIES: dict[str, Family] = {
         _f("mamba", "MambaForCausalLM", build=pure_state.build_mamba),
         _f("mamba2", "Mamba2ForCausalLM", build=pure_state.build_mamba),
         *DENSE,
+        *EXPERTS,
     )
 }  # fmt: skip
 
@@ -133,6 +135,7 @@ SAME_AS = {
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     **DENSE_SAME_AS,
+    **EXPERTS_SAME_AS,
 }
 
 CLASSES = {f.class_name: f.model_type for f in reversed(FAMILIES.values())} | {
