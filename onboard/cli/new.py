@@ -10,6 +10,7 @@ import typer
 
 from onboard.cli.exits import Exit
 from onboard.report.console import Format, FormatOption, print_json
+from onboard.report.mode import PROOF
 
 if TYPE_CHECKING:
     from onboard.scaffold.new import Made
@@ -54,13 +55,16 @@ def new(
     if verify:
         from onboard.cli.verify import EXITS, verified
 
+        if format is Format.TEXT:
+            typer.echo(PROOF.words)
         proof = verified(made.folder, show=format is Format.TEXT)
         document |= {"verdict": proof.verdict.value, "proof": proof.to_json()}
-        code = EXITS[proof.verdict]
+        document |= {"mode": PROOF.name, "mode_words": PROOF.words}
+        code = EXITS[proof.verdict.value]
     if format is Format.JSON:
         print_json(document)
     else:
-        _next(made, verify)
+        typer.echo(f"\nNext: {_next(made.folder, code, verify)}")
     if code != Exit.OK:
         raise typer.Exit(code)
 
@@ -104,8 +108,9 @@ def _show(made: Made) -> None:
     typer.echo(f"written: {made.folder} ({len(made.files)} files)\n")
 
 
-def _next(made: Made, verified: bool) -> None:
-    steps = [f"pip install -e {made.folder}"]
-    if not verified:
-        steps.insert(0, f"onboard verify {made.folder}")
-    typer.echo("\nNext: " + " && ".join(steps))
+def _next(folder: Path, code: Exit, verified: bool) -> str:
+    if code is Exit.OPEN:
+        return f"write what is open (see {folder}/README.md), then `onboard verify {folder}`"
+    if code is Exit.FAILED:
+        return f"mend {folder}/src at the first divergence, then `onboard verify {folder}`"
+    return f"pip install -e {folder}" if verified else f"onboard verify {folder} && pip install -e {folder}"

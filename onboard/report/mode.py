@@ -15,6 +15,10 @@ class Mode(NamedTuple):
     words: str
 
 
+# Proofs compute on the CPU wherever they run: the reference is there, and float32.
+PROOF = Mode("cpu", "CPU mode: the proof computes on this machine's CPU, in float32")
+
+
 def neuron_devices() -> list[str]:
     """The Neuron device files of this machine."""
     return sorted(str(path) for path in Path("/dev").glob("neuron*"))
