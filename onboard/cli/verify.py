@@ -43,7 +43,7 @@ def verify(
     chosen = check_kinds(only or [])
     if "checkpoint" in chosen and checkpoint is None:
         raise typer.BadParameter("it needs --checkpoint DIR", param_hint="--only checkpoint")
-    options = {"engine": engine or "engine" in chosen, "checkpoint": checkpoint, "only": chosen}
+    options: dict[str, Any] = {"engine": engine or "engine" in chosen, "checkpoint": checkpoint, "only": chosen}
     if seed is not None:
         options["seed"] = seed
     proof = verified(package, show=format is Format.TEXT, **options)

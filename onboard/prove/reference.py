@@ -19,9 +19,20 @@ CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params", "us
 class HFReference(Protocol):
     """A tiny random model of transformers in float32, eval mode, eager attention."""
 
-    model: Any
-    config: Any
-    origin: Mapping[str, Any]
+    @property
+    def model(self) -> Any:
+        """The causal LM."""
+        ...
+
+    @property
+    def config(self) -> Any:
+        """Its transformers config."""
+        ...
+
+    @property
+    def origin(self) -> Mapping[str, Any]:
+        """Key of the saved checkpoint -> the model's own parameter, or parameters, behind it."""
+        ...
 
     def logits(self, ids: Any) -> Tensor:
         """[T, V] without a cache."""

@@ -63,13 +63,14 @@ def prove(
         UnsupportedError: transformers has no decoder of the package's architecture.
     """
     only = check_kinds(only)
+    from onboard.probe.reference import Reference
     from onboard.prove.session import ProofSession
 
     begin = time.perf_counter()
     numeric = not only or bool(set(only) - {"checkpoint"})
     chosen = (variants if variants is not None else default_variants(package)) if numeric else ()
     with tempfile.TemporaryDirectory(prefix="onboard-prove-") as scratch:
-        session = ProofSession(package, Path(scratch), seed, only, progress, reference)
+        session = ProofSession(package, Path(scratch), seed, only, progress, reference or Reference)
         session.run(chosen, engine=engine, checkpoint=checkpoint)
     return Proof(
         package=package.name,

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from onboard.probe.reference import Reference, quiet
+from onboard.probe.reference import quiet
 from onboard.prove.package import Package
 from onboard.prove.proof import Check, Status
 from onboard.prove.reference import HFReference
 from onboard.prove.run import Progress, Variant
-from onboard.prove.subject import RAISED, float32, words
+from onboard.prove.subject import RAISED, one_way, words
 from onboard.prove.variant import OWN, STEPS, VariantProof, read_subject
 
 
@@ -25,7 +24,7 @@ class ProofSession:
     seed: int
     only: tuple[str, ...]
     progress: Progress | None
-    reference: Callable[..., Any] | None
+    reference: Callable[..., HFReference]
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _done: int = 0
@@ -35,7 +34,7 @@ class ProofSession:
         """Everything that was asked for, in order."""
         self._total = len(variants) * STEPS + int(engine) + int(checkpoint is not None)
         served: tuple[HFReference, Path] | None = None
-        with float32(), quiet():
+        with one_way(), quiet():
             for index, variant in enumerate(variants):
                 self._done = index * STEPS
                 made = self._variant(index, variant)
@@ -72,8 +71,7 @@ class ProofSession:
         self._done -= 1
         seed = self.seed + 31 * index
         try:
-            make = self.reference or Reference
-            reference = make(variant.config, seed=seed)
+            reference = self.reference(variant.config, seed=seed)
             subject = read_subject(self.package, reference, folder)
         except RAISED as error:
             message = f"the reference can't be made: {words(error, self.package)}"

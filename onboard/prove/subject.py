@@ -44,14 +44,16 @@ def words(error: BaseException, package: Package) -> str:
 
 
 @contextmanager
-def float32() -> Iterator[None]:
-    """torch's default dtype is float32 inside."""
-    before = torch.get_default_dtype()
+def one_way() -> Iterator[None]:
+    """torch's default dtype is float32 inside, and one thread computes: tiny tensors lose time on more."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     torch.set_default_dtype(torch.float32)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
