@@ -155,7 +155,8 @@ class Experts(nn.Module):
         self.act, self.gated, self.clamp, self.weight_on = act, gated, clamp, weight_on
         wide = 2 if gated else 1
         up = ExpertWeights(len(local), wide * shard, hidden_size, bias, dtype)
-        self.gate_up, self.up = (up, None) if gated else (None, up)
+        self.gate_up: ExpertWeights | None = up if gated else None
+        self.up: ExpertWeights | None = None if gated else up
         self.down = ExpertWeights(len(local), hidden_size, shard, bias, dtype)
         cut = fused_gate_up_weight_loader(shard, 0, ranks) if gated else sharding_weight_loader(0, shard, ranks)
         # With whole experts every rank cuts as the only one.
