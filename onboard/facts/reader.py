@@ -120,6 +120,12 @@ class Reader:
         if before is None or RANK[source.kind] < RANK[before.kind]:
             self.sources[path] = source
 
+    def overrule(self, at: str, source: Source) -> None:
+        """Record ``source`` for ``at`` in every kind of layer, whatever was recorded before."""
+        for path in [path for path in self.sources if path.startswith(f"{at}@")]:
+            del self.sources[path]
+        self.sources[at] = source
+
     def settle(self, key: str, value: Any, why: str) -> None:
         """From now on ``key`` has ``value``, which follows from ``why`` (other keys)."""
         self.find(key)

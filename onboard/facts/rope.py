@@ -47,7 +47,12 @@ NEEDS = {
 }
 # Model types whose code in transformers 5.19 takes no notice of ``rotary_dim``, and of a partial rotary factor.
 UNREAD_DIM = ("minimax_m3_vl_text",)
-WHOLE_HEAD = ("llama", "mistral", "qwen2", "qwen3")
+_WHOLE_HEAD = """
+apertus arcee bitnet cohere cohere2 cwm diffllama doge emu3_text_model ernie4_5 exaone4 falcon gemma gemma2 granite
+granite_swa helium hunyuan_v1_dense hyperclovax jais2 llama ministral mistral mllama_text_model moshi nanochat olmo
+olmo2 qwen2 qwen3
+"""
+WHOLE_HEAD = frozenset(_WHOLE_HEAD.split())
 OTHER = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "truncate",
          "short_factor", "long_factor", "original_max_position_embeddings", "max_position_embeddings", "finetuned",
          "short_mscale", "long_mscale")  # fmt: skip

@@ -6,10 +6,11 @@ import dataclasses
 import math
 
 from onboard.arch.blocks import Layer, MoE
-from onboard.arch.spec import ArchSpec
+from onboard.arch.spec import ArchSpec, Beyond
 from onboard.facts.families import common, dense, mla, moe, windows
 from onboard.facts.families.family import Family
 from onboard.facts.reader import Reader
+from onboard.facts.source import Source
 
 
 def four_times(r: Reader) -> None:
@@ -19,25 +20,37 @@ def four_times(r: Reader) -> None:
 
 
 def build_gpt2(r: Reader, family: Family) -> ArchSpec:
-    """GPT-2, BLOOM, GPT-J: the MLP's width follows from the hidden size."""
+    """GPT-2, BLOOM, GPT-J: the MLP's width follows from the hidden size; GPT-2 may scale its scores otherwise."""
     four_times(r)
-    if r.flag("scale_attn_by_inverse_layer_idx") or not r.flag("scale_attn_weights", default=True):
-        raise r.wrong("scale_attn_weights", r.find("scale_attn_weights")[0], "the usual scale, 1 / sqrt(head size)")
-    return dense.build(r, family)
+    if not r.flag("scale_attn_weights", default=True):
+        family = dataclasses.replace(family, scale="one")
+    spec = dense.build(r, family)
+    if not r.flag("scale_attn_by_inverse_layer_idx"):
+        return spec
+    r.overrule("attention.scale", Source("derived", "1 / sqrt(head size) / (layer + 1)"))
+    return common.regroup(spec, [_divided(one, i + 1) for i, one in enumerate(spec)])
+
+
+def _divided(layer: Layer, by: int) -> Layer:
+    attention = layer.attention
+    assert attention is not None and attention.scale is not None
+    return dataclasses.replace(layer, attention=dataclasses.replace(attention, scale=attention.scale / by))
 
 
 def build_bigcode(r: Reader, family: Family) -> ArchSpec:
-    """GPT-BigCode: one KV head when ``multi_query``."""
-    if r.flag("multi_query", "attention.kv_heads", default=True):
-        r.settle("num_key_value_heads", 1, "multi_query")
+    """GPT-BigCode: one KV head when ``multi_query``, else one for each query head."""
+    multi = r.flag("multi_query", "attention.kv_heads", default=True)
+    r.settle("num_key_value_heads", 1 if multi else r.integer("num_attention_heads"), "multi_query")
     return build_gpt2(r, family)
 
 
 def build_bloom(r: Reader, family: Family) -> ArchSpec:
-    """BLOOM: ``apply_residual_connection_post_layernorm`` would change where the residual is taken."""
-    if r.flag("apply_residual_connection_post_layernorm"):
-        raise r.wrong("apply_residual_connection_post_layernorm", True, "false")
-    return build_gpt2(r, family)
+    """BLOOM: ``apply_residual_connection_post_layernorm`` changes what the blocks' outputs are added to."""
+    spec = build_gpt2(r, family)
+    if not r.flag("apply_residual_connection_post_layernorm"):
+        return spec
+    where = "every layer: blocks are added to the norm's output, not to its input"
+    return dataclasses.replace(spec, beyond=(Beyond("residual after the norm", "BloomBlock", where),))
 
 
 def build_neox(r: Reader, family: Family) -> ArchSpec:
@@ -70,7 +83,11 @@ def build_falcon(r: Reader, family: Family) -> ArchSpec:
         raise r.wrong("apply_residual_connection_post_layernorm", True, "false")
     four_times(r)
     places = "pre" if not (parallel or new) else ("parallel2" if new and two == 2 else "parallel")
-    return dense.build(r, dataclasses.replace(family, places=places))
+    spec = dense.build(r, dataclasses.replace(family, places=places))
+    if family.positions != "alibi":
+        return spec
+    where = "every layer: biases are rounded to bfloat16 and divided by the root of the head size"
+    return dataclasses.replace(spec, beyond=(Beyond("scaled alibi", "FalconAttention", where),))
 
 
 def build_mpt(r: Reader, family: Family) -> ArchSpec:

@@ -201,7 +201,11 @@ def head(r: Reader, family: Family) -> Head:
     else:
         r.known("head.multiplier")
     cap = r.maybe_decimal("final_logit_softcapping", "head.softcap", minimum=0.0) if family.softcaps else None
-    return Head(tied(r), decide(r, family.head_bias, "head.bias"), multiplier, cap or None)
+    same = tied(r)
+    if same and family.untied:
+        same = False
+        r.notes.append(f"tie_word_embeddings is true, but transformers' code for {family.model_type} does not tie")
+    return Head(same, decide(r, family.head_bias, "head.bias"), multiplier, cap or None)
 
 
 def residual_scale(r: Reader, family: Family) -> float:

@@ -99,7 +99,7 @@ def attention(r: Reader, family: Family, hidden: int, layer_type: str, turned: b
 
 def softcap(r: Reader, family: Family) -> float | None:
     """The cap on attention scores, where the family honours one."""
-    if not family.softcaps:
+    if family.softcaps is not True:
         return None
     return r.maybe_decimal("attn_logit_softcapping", "attention.softcap", minimum=0.0) or None
 

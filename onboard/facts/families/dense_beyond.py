@@ -22,8 +22,7 @@ def _attention(spec: ArchSpec) -> Attention:
 
 
 def build_cpmant(r: Reader, family: Family) -> ArchSpec:
-    """CPM-Ant: a learned prompt before the text, biases by relative position, every token sees every other; the head
-    is never tied, whatever the config says."""
+    """CPM-Ant: a learned prompt before the text, biases by relative position, every token sees every other."""
     r.settle("hidden_act", "gelu", "the reference's code")
     types, length = r.integer("prompt_types"), r.integer("prompt_length")
     segments, buckets = r.integer("segment_types"), r.integer("position_bias_num_buckets")
@@ -37,12 +36,10 @@ def build_cpmant(r: Reader, family: Family) -> ArchSpec:
         Beyond("segment embedding", "CpmAntModel", "added to the token embedding", segments * spec.hidden),
         Beyond("bidirectional attention", "CpmAntModel", "the mask of every layer"),
     )  # fmt: skip
-    r.sources.pop("head.tied", None)
-    r.known("head.tied", "embedding.extra_rows")
+    r.known("embedding.extra_rows")
     return dataclasses.replace(
         spec,
         embedding=dataclasses.replace(spec.embedding, extra_rows=types * length),
-        head=dataclasses.replace(spec.head, tied=False),
         beyond=beyond,
     )
 

@@ -63,8 +63,8 @@ def build_ctrl(r: Reader, family: Family) -> ArchSpec:
     r.settle("hidden_act", "relu", "the reference's code")
     spec = dense.build(r, family)
     assert spec.final_norm is not None
-    r.sources.pop("final_norm.eps", None)
-    eps = r.maybe_decimal("norm_eps", "final_norm.eps", minimum=0.0)
+    eps = r.maybe_decimal("norm_eps", minimum=0.0)
+    r.overrule("final_norm.eps", r.find("norm_eps")[1])
     return dataclasses.replace(
         spec,
         embedding=dataclasses.replace(spec.embedding, positions=Positions("sinusoidal", base=10000.0)),
@@ -127,10 +127,13 @@ def build_japanese(r: Reader, family: Family) -> ArchSpec:
 def build_granite_swa(r: Reader, family: Family) -> ArchSpec:
     """Granite with windows: sinks, and a rotary base for each layer, where 0 or null means no positions."""
     spec = dense.build(r, family)
-    bases = r.find("layer_rope_theta", f"{POSITIONS}.base")[0]
+    bases, source = r.find("layer_rope_theta")
     if bases is not None and (not isinstance(bases, list) or len(bases) != spec.layers):
         raise r.wrong("layer_rope_theta", bases, f"a base, 0 or null for each of the {spec.layers} layers")
     r.known("attention.sinks")
+    if bases is not None:
+        r.overrule(f"{POSITIONS}.base", source)
+        r.overrule(f"{POSITIONS}.kind", source)
     layers = []
     for i, one in enumerate(spec):
         a = one.attention

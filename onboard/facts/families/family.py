@@ -34,9 +34,10 @@ class Family:
         embed_scale: None, ``sqrt`` (of the hidden size), ``sqrt?key`` (if the key is true) or ``"?key"``.
         scale: None (1 / sqrt(head size)), ``one``, or a key with its meaning: ``query_pre_attn_scalar``,
             ``attention_multiplier``.
-        softcaps: the two soft-cap settings are honoured.
+        softcaps: the two soft-cap settings are honoured; ``head``: that of the logits alone.
         logit_scale: None, ``"?key"`` (multiplies) or ``"/key"`` (divides).
         residual: key of a residual multiplier.
+        untied: the reference never ties the head to the table, whatever the config says.
         head_bias, final_norm, moe: whether; ``moe`` names the routing style in :mod:`.moe`.
         act_is: an activation that stands in for another one as written.
         unscaled_sliding: rotary scaling does not reach sliding layers.
@@ -72,10 +73,11 @@ class Family:
     embed_scale: str | None = None
     embed_norm: bool = False
     scale: str | None = None
-    softcaps: bool = False
+    softcaps: bool | str = False
     logit_scale: str | None = None
     residual: str | None = None
     head_bias: bool | str = False
+    untied: bool = False
     final_norm: bool = True
     moe: str | None = None
     act_is: tuple[tuple[str, str], ...] = ()
