@@ -8,7 +8,7 @@ from vllm_neuron.functional.attention import attention_decode, flash_attention, 
 from vllm_neuron.functional.embedding import argmax, embedding, topk
 from vllm_neuron.functional.mlp import activation, mlp
 from vllm_neuron.functional.moe import moe_experts
-from vllm_neuron.functional.norm import rms_norm
+from vllm_neuron.functional.norm import layer_norm, rms_norm
 from vllm_neuron.functional.operation import (
     OPERATIONS,
     YES,
@@ -42,6 +42,7 @@ __all__ = [
     "flash_attention",
     "get",
     "kv_write",
+    "layer_norm",
     "linear",
     "mlp",
     "moe_experts",

@@ -11,13 +11,35 @@ from vllm_neuron.errors import OperationError, nearest
 from vllm_neuron.functional.operation import operation
 from vllm_neuron.functional.weight import Matrix, matmul
 
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def _relu2(x: Tensor) -> Tensor:
+    return torch.nn.functional.relu(x).square()
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+# Names as in Hugging Face configs (transformers 5.19, activations.py).
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
     "swish": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
-    "gelu_pytorch_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "gelu_new": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu_python": torch.nn.functional.gelu,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "gelu_tanh": _gelu_tanh,
+    "gelu_new": _gelu_tanh,
+    "gelu_fast": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
     "relu": torch.nn.functional.relu,
+    "relu2": _relu2,
+    "relu_squared": _relu2,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
 }
 
 
@@ -41,18 +63,32 @@ def mlp(
     act: str = "silu",
     gate_up_bias_F: Tensor | None = None,
     down_bias_H: Tensor | None = None,
+    gated: bool = True,
+    clamp_limit: float | None = None,
+    clamp_alpha: float | None = None,
+    up_shift: float = 0.0,
 ) -> Tensor:
-    """``down(act(gate(x)) * up(x))``, gate and up stored side by side.
+    """``down(act(gate(x)) * up(x))``, gate and up stored side by side; ``down(act(up(x)))`` when not ``gated``.
 
     Args:
         x_TH: [T, H].
-        gate_up_HF: [H, 2 * I], gate columns first.
+        gate_up_HF: [H, 2 * I], gate columns first; [H, I] when not ``gated``.
         down_IH: [I, H].
         act: activation name as in a config.
-        gate_up_bias_F, down_bias_H: [2 * I], [H] or None.
+        gate_up_bias_F, down_bias_H: [2 * I] or [I], [H], or None.
+        gated: see above.
+        clamp_limit: gate is cut above it and up on both sides, before the activation (gpt-oss).
+        clamp_alpha: the activation is ``gate * sigmoid(clamp_alpha * gate)`` in place of ``act``.
+        up_shift: added to up after the clamp.
 
     Returns:
         [T, H]; a rank's part of the sum when I is sharded.
     """
-    gate, up = matmul(x_TH, gate_up_HF, gate_up_bias_F).chunk(2, dim=-1)
-    return matmul(activation(act)(gate) * up, down_IH, down_bias_H)
+    inner = matmul(x_TH, gate_up_HF, gate_up_bias_F)
+    if not gated:
+        return matmul(activation(act)(inner), down_IH, down_bias_H)
+    gate, up = inner.chunk(2, dim=-1)
+    if clamp_limit is not None:
+        gate, up = gate.clamp(max=clamp_limit), up.clamp(-clamp_limit, clamp_limit)
+    turned = activation(act)(gate) if clamp_alpha is None else gate * torch.sigmoid(clamp_alpha * gate)
+    return matmul(turned * (up + up_shift if up_shift else up), down_IH, down_bias_H)

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (Zhang and Sennrich 2019)."""
+"""Root-mean-square normalisation (Zhang and Sennrich 2019) and layer normalisation (Ba et al. 2016)."""
 
 from __future__ import annotations
 
@@ -28,3 +28,23 @@ def rms_norm(x: Tensor, weight_D: Tensor | None, *, eps: float, plus_one: bool =
     if plus_one:
         return (normed * (1.0 + weight_D.float())).to(x.dtype)
     return weight_D * normed.to(x.dtype)
+
+
+@operation
+def layer_norm(
+    x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None = None, *, eps: float, plus_one: bool = False
+) -> Tensor:
+    """``(x - mean) / sqrt(variance + eps)`` over the last dimension, times the weight, plus the bias.
+
+    Args:
+        x: [..., D].
+        weight_D, bias_D: [D], or None.
+        eps: added to the variance.
+        plus_one: multiply by ``1 + weight`` (Nemotron).
+
+    Returns:
+        [..., D] in x's dtype; statistics are taken in float32.
+    """
+    weight = None if weight_D is None else weight_D.float() + (1.0 if plus_one else 0.0)
+    bias = None if bias_D is None else bias_D.float()
+    return torch.nn.functional.layer_norm(x.float(), (x.shape[-1],), weight, bias, eps).to(x.dtype)

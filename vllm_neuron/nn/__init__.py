@@ -14,13 +14,15 @@ from vllm_neuron.nn.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from vllm_neuron.nn.mlp import Clamp, GatedMLP
+from vllm_neuron.nn.mlp import MLP, Clamp, GatedMLP
 from vllm_neuron.nn.moe import MoE, RouterConfig
-from vllm_neuron.nn.norm import RMSNorm
+from vllm_neuron.nn.norm import LayerNorm, RMSNorm
+from vllm_neuron.nn.positions import LearnedPositions, SinusoidalPositions
 from vllm_neuron.nn.rotary import Rotary, RotaryConfig
 from vllm_neuron.nn.sampler import Sampler
 
 __all__ = [
+    "MLP",
     "Alibi",
     "Attention",
     "CachedBlock",
@@ -31,6 +33,8 @@ __all__ = [
     "HeadNorm",
     "LMHead",
     "LatentAttention",
+    "LayerNorm",
+    "LearnedPositions",
     "Linear",
     "MoE",
     "QKNorm",
@@ -43,5 +47,6 @@ __all__ = [
     "RouterConfig",
     "RowParallelLinear",
     "Sampler",
+    "SinusoidalPositions",
     "VocabDimShardedEmbedding",
 ]

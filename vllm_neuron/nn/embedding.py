@@ -65,6 +65,7 @@ class LMHead(Linear):
         hidden_size, vocab_size: H and V of the whole head.
         bias: has a bias.
         softcap: logits become ``softcap * tanh(logit / softcap)``.
+        multiplier: factor on the logits, before the soft cap.
         dtype: torch's default when None.
 
     Shapes: [R, H] -> float32 [R, V], the whole vocabulary on every rank, padding cut off.
@@ -77,12 +78,13 @@ class LMHead(Linear):
         *,
         bias: bool = False,
         softcap: float | None = None,
+        multiplier: float = 1.0,
         dtype: torch.dtype | None = None,
     ) -> None:
         group = get_tp_group()
         shard = -(-vocab_size // group.world_size)
         super().__init__(hidden_size, shard, bias, dtype)
-        self.group, self.vocab_size, self.softcap = group, vocab_size, softcap
+        self.group, self.vocab_size, self.softcap, self.multiplier = group, vocab_size, softcap, multiplier
         ragged = vocab_size % group.world_size != 0
         for parameter in (self.weight, self.bias):
             if parameter is not None:
@@ -95,4 +97,6 @@ class LMHead(Linear):
     def forward(self, x_RH: Tensor) -> Tensor:
         """See the class."""
         logits = self.group.all_gather(NF.linear(x_RH, self.matrix, self.bias), -1)[:, : self.vocab_size].float()
+        if self.multiplier != 1.0:
+            logits = logits * self.multiplier
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
