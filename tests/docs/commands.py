@@ -21,7 +21,10 @@ ELSEWHERE: dict[str, str] = {
     "pip install .": "tests/docs/test_light_install.py",
     "onboard demo-model smollm2 --to models/smollm2": "tests/conftest.py",
     "VLLM_NEURON_CPU_MODE=1 vllm serve models/smollm2 --max-model-len 2048": "tests/vllm_neuron/vllm/test_server.py",
-    "pip install -e mymodel": "tests/onboard/checks/test_doctor.py",
+    "onboard new mymodel --from Qwen/Qwen3-0.6B": "tests/onboard/scaffold/test_whole.py",
+    "onboard verify mymodel": "tests/onboard/scaffold/test_whole.py",
+    "onboard update mymodel": "tests/onboard/scaffold/test_whole.py",
+    "pip install -e mymodel": "tests/onboard/scaffold/test_whole.py",
     "onboard doctor": "tests/onboard/checks/test_doctor.py",
     "VLLM_NEURON_CPU_MODE=1 vllm serve ./my-checkpoint": "tests/onboard/demo/test_demo.py",
 }
