@@ -167,6 +167,11 @@ def _powers(names: Sequence[str]) -> Iterator[Candidate]:
         yield Candidate(Expression(f"{text}**0.5", (name,), atom=False), lambda e, i, n=name: _number(e[n]) ** 0.5)
         yield Candidate(Expression(f"1.0 / {text}", (name,), atom=False), lambda e, i, n=name: 1.0 / _number(e[n]))
         yield Candidate(Expression(f"{text} or None", (name,), atom=False), lambda e, i, n=name: e[n] or None)
+        for offset in (1, 2, 4):
+            yield Candidate(
+                Expression(f"{text} + {offset}", (name,), atom=False),
+                lambda e, i, n=name, o=offset: _number(e[n]) + o,
+            )
         for factor in (2, 3, 4):
             yield Candidate(
                 Expression(f"{factor} * {text}", (name,), atom=False),
@@ -240,9 +245,7 @@ def _conditions(names: Sequence[str], examples: Sequence[Example]) -> Iterator[C
             lambda e, i, a=a, b=b: i % e[a] == e[b],
         )
         yield Candidate(
-            Expression(
-                f"i >= c.{field_name(a)} and i % c.{field_name(b)} == 0", (a, b), per_layer=True, atom=False
-            ),
+            Expression(f"i >= c.{field_name(a)} and i % c.{field_name(b)} == 0", (a, b), per_layer=True, atom=False),
             lambda e, i, a=a, b=b: i >= e[a] and i % e[b] == 0,
         )
         yield Candidate(
@@ -276,16 +279,12 @@ def _of_list(name: str, examples: Sequence[Example]) -> Iterator[Candidate]:
         )
     if values and not strings:
         yield Candidate(Expression(f"{text}[i]", (name,), per_layer=True), lambda e, i, n=name: _item(e[n], i))
-        yield Candidate(
-            Expression(f"i in {text}", (name,), per_layer=True, atom=False), lambda e, i, n=name: i in e[n]
-        )
+        yield Candidate(Expression(f"i in {text}", (name,), per_layer=True, atom=False), lambda e, i, n=name: i in e[n])
 
 
 def _of_count(name: str) -> Iterator[Candidate]:
     text = f"c.{field_name(name)}"
-    yield Candidate(
-        Expression(f"i < {text}", (name,), per_layer=True, atom=False), lambda e, i, n=name: i < e[n]
-    )
+    yield Candidate(Expression(f"i < {text}", (name,), per_layer=True, atom=False), lambda e, i, n=name: i < e[n])
     yield Candidate(
         Expression(f"(i + 1) % {text} == 0", (name,), per_layer=True, atom=False),
         lambda e, i, n=name: (i + 1) % e[n] == 0,

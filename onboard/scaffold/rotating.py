@@ -75,7 +75,9 @@ def _one(unifier: Unifier, twins: Sequence[Twin], wirings: Sequence[Wiring], key
     positions = [p for _, (p, _) in chosen]
     options = _options(unifier, examples, positions)
     if all(_given(t, p, size, key) for t, (p, size) in chosen):
-        block = f"rope_parameters(hf_config, {key!r})" if _has_block(chosen[0][0], key) else "rope_parameters(hf_config)"
+        block = (
+            f"rope_parameters(hf_config, {key!r})" if _has_block(chosen[0][0], key) else "rope_parameters(hf_config)"
+        )
         text = f"RotaryConfig.from_parameters({block}, {head.text}, {length.text}{options})"
         return Settings(_local(text), False, ("rope_parameters",), (*head.fields, *length.fields))
     call = [direct(p, size, t.spec.max_positions) for t, (p, size) in chosen]
@@ -98,6 +100,8 @@ def _options(unifier: Unifier, examples: Sequence[Example], positions: Sequence[
     for name, values, default in (
         ("interleaved", [p.interleaved for p in positions], False),
         ("leading", [p.leading for p in positions], True),
+        ("reverse", [p.reverse for p in positions], False),
+        ("dealt", [p.dealt for p in positions], None),
     ):
         if any(v != default for v in values):
             parts.append(f", {name}={unifier.unify(examples, values, f'attention.positions.{name}').text}")
@@ -136,6 +140,8 @@ def direct(p: Positions, size: int, length: int | None) -> Call:
         Arg("rotary_size", None if p.rotary_dim == size else p.rotary_dim, "attention.positions.rotary_dim", None),
         Arg("interleaved", p.interleaved, "attention.positions.interleaved", False),
         Arg("leading", p.leading, "attention.positions.leading", True),
+        Arg("reverse", p.reverse, "attention.positions.reverse", False),
+        Arg("dealt", p.dealt, "attention.positions.dealt", None),
     ]
     if s is not None:
         raise Unbound("attention.positions.scaling", [s])
@@ -171,5 +177,10 @@ def rotary_config(p: Positions, size: int, length: int | None) -> Any:
 
 def given_options(p: Positions) -> dict[str, Any]:
     """Options that the config's settings don't carry, where they are not the usual ones."""
-    options = {"interleaved": (p.interleaved, False), "leading": (p.leading, True)}
+    options = {
+        "interleaved": (p.interleaved, False),
+        "leading": (p.leading, True),
+        "reverse": (p.reverse, False),
+        "dealt": (p.dealt, None),
+    }
     return {name: value for name, (value, usual) in options.items() if value != usual}

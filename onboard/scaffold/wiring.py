@@ -1,4 +1,4 @@
-"""``ArchSpec`` -> the blocks of ``vllm_neuron.nn`` that compute it, with their arguments: the one place that knows both.
+"""``ArchSpec`` -> the blocks of ``vllm_neuron.nn`` that compute it: the one place that knows both.
 
 What no block can do is not left out: it is an :class:`Open` entry.
 """
@@ -83,6 +83,10 @@ def open_features(spec: ArchSpec) -> list[Open]:
         found.append(Open("per_layer_inputs"))
     if spec.head.normalized:
         found.append(Open("normalized_head"))
+    if spec.embedding.project:
+        found.append(Open("projected_embedding"))
+    if spec.embedding.extra_rows:
+        found.append(Open("extra_embedding_rows"))
     for layer in spec.kinds:
         if layer.state is not None:
             found.append(Open(layer.state.kind))
@@ -101,6 +105,10 @@ def _open_attention(a: Attention) -> list[Open]:
         "single_kv_entry": a.single_cache,
         "output_turned_back": a.undo_rope,
         "low_rank_query": a.q_rank is not None and a.latent is None,
+        "query_norm_unlike_key_norm": a.qk_norm is not None and a.qk_norm.query_norm is not None,
+        "value_scale": a.value_scale != 1.0,
+        "narrow_attention_input": a.input_size is not None,
+        "latent_scale": a.latent is not None and a.latent.kv_scale != 1.0,
         f"{a.positions.kind}_positions_in_attention": a.positions.kind not in ("rotary", "none", "alibi", "learned",
                                                                               "sinusoidal"),
     }  # fmt: skip
@@ -155,7 +163,10 @@ def _positions(p: Positions | None, hidden: int) -> Call | None:
     if p.kind == "learned":
         rows = Arg("", p.learned_size, "embedding.positions.learned_size")
         return Call("LearnedPositions", (rows, size, Arg("offset", p.offset, "embedding.positions.offset", 0)))
-    return Call("SinusoidalPositions", (size, Arg("offset", p.offset, "embedding.positions.offset", 0)))
+    base = Arg("base", p.base or 10000.0, "embedding.positions.base", 10000.0)
+    frequency = Arg("frequency_size", p.frequency_dim, "embedding.positions.frequency_dim", None)
+    offset = Arg("offset", p.offset, "embedding.positions.offset", 0)
+    return Call("SinusoidalPositions", (size, base, frequency, offset))
 
 
 def norm(n: Norm | None, size: int, size_path: str, path: str) -> Call | None:
@@ -200,7 +211,8 @@ def attention(a: Attention, hidden: int, key: str) -> Call:
         Arg("bias", biases[0] if plain else biases, "attention.q_bias", False),
         Arg("o_bias", a.o_bias, "attention.o_bias", False),
         Arg("qk_norm", qk_norm(a.qk_norm), "attention.qk_norm", None),
-        Arg("v_norm", norm_options(a.v_norm, "attention.v_norm"), "attention.v_norm", None),
+        Arg("v_norm", head_norm(a.v_norm, "attention.v_norm"), "attention.v_norm", None),
+        Arg("out_norm", head_norm(a.out_norm, "attention.out_norm", "full"), "attention.out_norm", None),
         Arg("k_eq_v", a.k_eq_v, "attention.k_eq_v", False),
         Arg("scale", a.scale, "attention.scale", a.head_size_k**-0.5),
         Arg("window", a.window, "attention.window", None),
@@ -208,42 +220,55 @@ def attention(a: Attention, hidden: int, key: str) -> Call:
         Arg("softcap", a.softcap, "attention.softcap", None),
         Arg("sinks", a.sinks, "attention.sinks", False),
         Arg("output_gate", a.output_gate, "attention.output_gate", None),
+        Arg("gate_act", a.gate_act, "attention.gate_act", "sigmoid"),
         Arg("clip", a.clip_qkv, "attention.clip_qkv", None),
-        Arg("alibi", a.positions.kind == "alibi", "attention.positions.kind", False),
+        Arg("alibi", _alibi(a), "attention.positions", None),
         Arg("shared_with", a.shared_kv, "attention.shared_kv", None),
         Arg("query_growth", _growth(a), "attention.query_growth", None),
     ]
     return Call("Attention", tuple(args))
 
 
-def _growth(a: Attention) -> tuple[Any, ...] | None:
-    if a.query_growth_floor is None:
-        return None
-    return (a.query_growth_floor, a.query_growth_beta)
+def _growth(a: Attention) -> Call | None:
+    """Growth of the queries: on layers without positions (Llama 4), or as a part of the rotary scaling (Ministral 3)."""
+    scaling = a.positions.scaling
+    if a.query_growth_floor is not None:
+        floor = Arg("", a.query_growth_floor, "attention.query_growth_floor")
+        return Call("QueryGrowth", (floor, Arg("", a.query_growth_beta, "attention.query_growth_beta")))
+    if scaling is not None and scaling.query_beta is not None:
+        floor = Arg("", scaling.original_max_positions, "attention.positions.scaling.original")
+        beta = Arg("", scaling.query_beta, "attention.positions.scaling.query_beta")
+        return Call("QueryGrowth", (floor, beta, Arg("offset", 0, "", 1)))
+    return None
+
+
+def _alibi(a: Attention) -> Call | None:
+    return Call("Alibi") if a.positions.kind == "alibi" else None
 
 
 def qk_norm(q: QKNorm | None) -> Call | None:
     """The norm of queries and keys."""
     if q is None:
         return None
-    path = "attention.qk_norm"
+    return head_norm(q.norm, "attention.qk_norm", q.width, q.place == "after_rope")
+
+
+def head_norm(n: Norm | None, path: str, width: str = "head", after: bool = False) -> Call | None:
+    """A norm inside the attention block."""
+    if n is None:
+        return None
     return Call(
         "QKNorm",
         (
-            Arg("eps", q.norm.eps, f"{path}.eps"),
-            Arg("kind", q.norm.kind, f"{path}.kind", "rms"),
-            Arg("width", q.width, f"{path}.width", "head"),
-            Arg("plus_one", q.norm.plus_one, f"{path}.plus_one", False),
-            Arg("bias", q.norm.bias, f"{path}.bias", False),
-            Arg("weight", q.norm.weight, f"{path}.weight", True),
-            Arg("after_rotary", q.place == "after_rope", f"{path}.place", False),
+            Arg("eps", n.eps, f"{path}.eps"),
+            Arg("kind", n.kind, f"{path}.kind", "rms"),
+            Arg("width", width, f"{path}.width", "head"),
+            Arg("plus_one", n.plus_one, f"{path}.plus_one", False),
+            Arg("bias", n.bias, f"{path}.bias", False),
+            Arg("weight", n.weight, f"{path}.weight", True),
+            Arg("after_rotary", after, f"{path}.place", False),
         ),
     )
-
-
-def norm_options(n: Norm | None, path: str) -> Any:
-    """What the values' norm is given as."""
-    return None if n is None else n.eps
 
 
 def _latent(a: Attention, hidden: int, turning: Rotating | None) -> Call:
@@ -288,6 +313,7 @@ def mlp(m: MLP | None, hidden: int, path: str = "mlp") -> Call | None:
         ]
     if not m.gated:
         return Call("MLP", tuple(args))
+    args.append(Arg("down_norm", head_norm(m.down_norm, f"{path}.down_norm", "full"), f"{path}.down_norm", None))
     args.append(Arg("clamp", clamp(m.clamp), f"{path}.clamp", None))
     return Call("GatedMLP", tuple(args))
 
@@ -322,6 +348,7 @@ def moe(m: MoE, hidden: int) -> Call:
             Arg("clamp", clamp(m.clamp), "moe.clamp", None),
             Arg("shared", mlp(m.shared, hidden, "moe.shared"), "moe.shared", None),
             Arg("shared_gate", m.shared_gate, "moe.shared_gate", False),
+            Arg("output_scale", m.output_scale, "moe.output_scale", 1.0),
         ),
     )
 
@@ -337,6 +364,8 @@ def router(r: Router) -> Call:
             Arg("scale", r.scale, f"{path}.scale", 1.0),
             Arg("bias", r.bias, f"{path}.bias", False),
             Arg("correction_bias", r.correction_bias, f"{path}.correction_bias", False),
+            Arg("softcap", r.softcap, f"{path}.softcap", None),
+            Arg("jitter", r.jitter, f"{path}.jitter", None),
             Arg("groups", r.groups, f"{path}.groups", 1),
             Arg("top_groups", r.top_groups, f"{path}.top_groups", 1),
             Arg("group_score", r.group_score, f"{path}.group_score", None),

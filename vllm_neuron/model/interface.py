@@ -103,10 +103,14 @@ class DecoderModel(nn.Module):
 
     def forward(self, step: Step) -> Tensor:
         """Hidden states [T, H] of a step's tokens, after the last norm."""
-        x_TH = self.embed(step.token_ids_T)
+        x_TH = self.embed_tokens(step)
         for layer in self.layers:
             x_TH = layer(x_TH, step)
         return self.norm(x_TH)
+
+    def embed_tokens(self, step: Step) -> Tensor:
+        """What enters the first layer, [T, H]; a model whose positions are added here overrides it."""
+        return self.embed(step.token_ids_T)
 
     def compute_logits(self, hidden_RH: Tensor) -> Tensor:
         """float32 logits [R, V] of hidden states [R, H], whole on every rank."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 import vllm_neuron.functional as NF
 from vllm_neuron.errors import ConfigError, UnsupportedError, nearest
+from vllm_neuron.nn.frequencies import KINDS
 
-KINDS = ("default", "linear", "llama3")
+# Keys that change nothing for text: axes of a multimodal rope, whose positions are all the same there.
+NEUTRAL = ("type", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,18 @@ class RotaryConfig:
         head_size: D.
         base: theta, the base of the frequencies.
         max_position: positions that the table covers.
-        kind: ``default``, ``linear`` or ``llama3``.
-        factor: stretch of the context (``linear``, ``llama3``).
-        low_freq_factor, high_freq_factor, original_max_position: bounds of the llama3 blend.
-        rotary_size: R, elements of a head that are turned; all of them by default.
+        kind: a name of :data:`vllm_neuron.nn.frequencies.KINDS`.
+        factor: stretch of the context.
+        low_freq_factor, high_freq_factor: bounds of the llama3 blend.
+        original_max_position: context before the stretch (llama3, yarn, longrope).
+        beta_fast, beta_slow, truncate: bounds of the yarn blend in turns, rounded to whole channels or not.
+        short_factors, long_factors: longrope's factor of each frequency.
+        attention_factor: factor on cosine and sine.
+        rotary_size: elements of a head that are turned; all of them by default. For ``proportional``: those that move.
         interleaved: pairs are neighbours (GPT-J), not halves (Llama).
+        leading: the turned elements are the first ones, else the last ones.
+        reverse: turned by minus the angle (NanoChat).
+        dealt: the first so many frequencies are reordered, even indices before odd ones (Cohere Compass).
     """
 
     head_size: int
@@ -39,61 +48,93 @@ class RotaryConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    attention_factor: float = 1.0
     rotary_size: int | None = None
     interleaved: bool = False
+    leading: bool = True
+    reverse: bool = False
+    dealt: int | None = None
+
+    @property
+    def live(self) -> int:
+        """Elements of a head whose position shows."""
+        return self.head_size if self.rotary_size is None else self.rotary_size
+
+    @property
+    def width(self) -> int:
+        """R, elements of a head that go through the rotation."""
+        return self.head_size if self.kind == "proportional" else self.live
+
+    @property
+    def long(self) -> bool:
+        """Whether longrope's long factors hold: for all positions, when the table goes past the original context."""
+        return self.max_position > self.original_max_position
 
     @staticmethod
-    def from_parameters(parameters: Mapping[str, Any], head_size: int, max_position: int) -> RotaryConfig:
+    def from_parameters(
+        parameters: Mapping[str, Any],
+        head_size: int,
+        max_position: int | None,
+        *,
+        interleaved: bool = False,
+        rotary_size: int | None = None,
+        leading: bool = True,
+        reverse: bool = False,
+        dealt: int | None = None,
+    ) -> RotaryConfig:
         """Read a Hugging Face ``rope_parameters`` block (transformers 5; older spellings are folded into it there).
+
+        Args:
+            parameters: the block; ``partial_rotary_factor`` counts once, and not where ``rotary_size`` is given.
+            head_size: D.
+            max_position: positions that the model is made for.
+            interleaved, rotary_size, leading, reverse, dealt: what the block does not say, see the class.
 
         Raises:
             UnsupportedError: a rope type that has no table here; nothing falls back to another type.
             ConfigError: a key that the type doesn't take, or one that it needs and that is missing.
         """
-        given = dict(parameters)
-        kind = given.pop("rope_type", given.pop("type", "default"))
-        given.pop("type", None)
+        if max_position is None:
+            raise ConfigError("max_position_embeddings", None, "the positions that the rotary table covers")
+        given = {k: v for k, v in parameters.items() if v is not None and k not in NEUTRAL}
+        kind = given.pop("rope_type", None) or parameters.get("type") or "default"
         if kind not in KINDS:
-            raise UnsupportedError("rope_type", kind, "one of " + ", ".join(KINDS), "Write its table in nn/rotary.py.")
+            raise UnsupportedError(
+                "rope_type", kind, "one of " + ", ".join(KINDS), "Write its table in nn/frequencies.py."
+            )
         partial = given.pop("partial_rotary_factor", None)
         fields: dict[str, Any] = {"base": _number(given, "rope_theta"), "kind": kind}
-        if partial is not None and partial != 1.0:
-            fields["rotary_size"] = int(head_size * partial)
-        if kind != "default":
-            fields["factor"] = _number(given, "factor")
-        if kind == "llama3":
-            fields["low_freq_factor"] = _number(given, "low_freq_factor")
-            fields["high_freq_factor"] = _number(given, "high_freq_factor")
-            fields["original_max_position"] = int(_number(given, "original_max_position_embeddings"))
+        if rotary_size is None and partial is not None and partial != 1.0:
+            halves = int(partial * head_size // 2)
+            rotary_size = 2 * halves if kind == "proportional" else int(head_size * partial)
+        fields |= _READERS[kind](given, max_position)
         given.pop("original_max_position_embeddings", None)
         if given:
-            known = ("rope_theta", "rope_type", "factor", "low_freq_factor", "high_freq_factor")
             name = next(iter(given))
-            raise ConfigError(f"rope_parameters.{name}", given[name], f"a key of type {kind}", nearest(name, known))
-        return RotaryConfig(head_size=head_size, max_position=max_position, **fields)
+            raise ConfigError(f"rope_parameters.{name}", given[name], f"a key of type {kind}", nearest(name, _KEYS))
+        return RotaryConfig(
+            head_size=head_size,
+            max_position=max_position,
+            rotary_size=rotary_size,
+            interleaved=interleaved,
+            leading=leading,
+            reverse=reverse,
+            dealt=dealt,
+            **fields,
+        )
 
     def inverse_frequencies(self) -> Tensor:
-        """float32 [R/2], radians a position. Formulas as in transformers 5.19, modeling_rope_utils."""
-        size = self.rotary_size or self.head_size
-        exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
-        inverse = 1.0 / (self.base**exponents)
-        if self.kind == "linear":
-            return inverse / self.factor
-        if self.kind == "llama3":
-            return self._llama3(inverse)
-        return inverse
-
-    def _llama3(self, inverse: Tensor) -> Tensor:
-        low_wavelength = self.original_max_position / self.low_freq_factor
-        high_wavelength = self.original_max_position / self.high_freq_factor
-        wavelength = 2 * math.pi / inverse
-        slow = torch.where(wavelength > low_wavelength, inverse / self.factor, inverse)
-        smooth = (self.original_max_position / wavelength - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor
-        )
-        blended = (1 - smooth) * slow / self.factor + smooth * slow
-        between = ~(wavelength < high_wavelength) & ~(wavelength > low_wavelength)
-        return torch.where(between, blended, slow)
+        """float32 [R/2], radians a position."""
+        inverse = KINDS[self.kind](self)
+        if self.dealt is None:
+            return inverse
+        first = inverse[: self.dealt]
+        return torch.cat((first[0::2], first[1::2], inverse[self.dealt :]))
 
 
 def _number(given: dict[str, Any], name: str) -> float:
@@ -101,6 +142,116 @@ def _number(given: dict[str, Any], name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"rope_parameters.{name}", value, "a number")
     return float(value)
+
+
+def _optional(given: dict[str, Any], name: str) -> float | None:
+    return _number(given, name) if name in given else None
+
+
+def _original(given: dict[str, Any]) -> int:
+    return int(_number(given, "original_max_position_embeddings"))
+
+
+def _factors(given: dict[str, Any], name: str) -> tuple[float, ...]:
+    value = given.pop(name, None)
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(v, int | float) for v in value):
+        raise ConfigError(f"rope_parameters.{name}", value, "a list of numbers")
+    return tuple(float(v) for v in value)
+
+
+def _read_default(given: dict[str, Any], max_position: int) -> dict[str, Any]:
+    return {}
+
+
+def _read_factor(given: dict[str, Any], max_position: int) -> dict[str, Any]:
+    return {"factor": _number(given, "factor")}
+
+
+def _read_proportional(given: dict[str, Any], max_position: int) -> dict[str, Any]:
+    return {"factor": _optional(given, "factor") or 1.0}
+
+
+def _read_dynamic(given: dict[str, Any], max_position: int) -> dict[str, Any]:
+    """The base grows with the sequence past ``max_position``, which no cache can follow; the table ends there."""
+    _number(given, "factor")
+    return {}
+
+
+def _read_llama3(given: dict[str, Any], max_position: int) -> dict[str, Any]:
+    return {
+        "factor": _number(given, "factor"),
+        "low_freq_factor": _number(given, "low_freq_factor"),
+        "high_freq_factor": _number(given, "high_freq_factor"),
+        "original_max_position": _original(given),
+    }
+
+
+def _magnitude(factor: float, scale: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _read_yarn(given: dict[str, Any], max_position: int) -> dict[str, Any]:
+    original = _original(given)
+    factor = _optional(given, "factor") or max_position / original
+    attention = _optional(given, "attention_factor")
+    mscale, over_all = _optional(given, "mscale"), _optional(given, "mscale_all_dim")
+    if attention is None:
+        attention = _magnitude(factor)
+        if mscale and over_all:
+            attention = _magnitude(factor, mscale) / _magnitude(factor, over_all)
+    return {
+        "factor": factor,
+        "original_max_position": original,
+        "attention_factor": attention,
+        "beta_fast": _optional(given, "beta_fast") or 32.0,
+        "beta_slow": _optional(given, "beta_slow") or 1.0,
+        "truncate": bool(given.pop("truncate", True)),
+    }
+
+
+def _read_longrope(given: dict[str, Any], max_position: int) -> dict[str, Any]:
+    original = _original(given)
+    factor = _optional(given, "factor") or max_position / original
+    attention = _optional(given, "attention_factor")
+    short, long = _optional(given, "short_mscale"), _optional(given, "long_mscale")
+    if attention is None:
+        attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+    if short is not None and long is not None:
+        attention = long if max_position > original else short
+    return {
+        "factor": factor,
+        "original_max_position": original,
+        "attention_factor": attention,
+        "short_factors": _factors(given, "short_factor"),
+        "long_factors": _factors(given, "long_factor"),
+    }
+
+
+_READERS: dict[str, Callable[[dict[str, Any], int], dict[str, Any]]] = {
+    "default": _read_default,
+    "linear": _read_factor,
+    "dynamic": _read_dynamic,
+    "proportional": _read_proportional,
+    "llama3": _read_llama3,
+    "yarn": _read_yarn,
+    "longrope": _read_longrope,
+}
+_KEYS = (
+    "rope_theta",
+    "rope_type",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "attention_factor",
+    "truncate",
+    "short_factor",
+    "long_factor",
+    "partial_rotary_factor",
+)
 
 
 class Rotary(nn.Module):
@@ -122,10 +273,17 @@ class Rotary(nn.Module):
         c = self.config
         # The outer block of a model may be under torch.device("meta"); the table is always made for real.
         with torch.device("cpu"):
-            table = NF.rotary_table(c.inverse_frequencies(), c.max_position, interleaved=c.interleaved)
+            inverse = c.inverse_frequencies()
+            table = NF.rotary_table(
+                -inverse if c.reverse else inverse, c.max_position, scale=c.attention_factor, interleaved=c.interleaved
+            )
         self.table = table.to(device=device, dtype=dtype)
 
     def forward(self, positions_T: Tensor, x_TND: Tensor) -> Tensor:
         """Turn heads [T, N, D], queries and keys side by side, by the tokens' positions int64 [T]."""
+        c = self.config
         rows = torch.index_select(self.table, 0, positions_T)
-        return NF.rotary(x_TND, rows, interleaved=self.config.interleaved)
+        if c.leading or c.width == x_TND.shape[-1]:
+            return NF.rotary(x_TND, rows, interleaved=c.interleaved)
+        still, turning = x_TND.split((x_TND.shape[-1] - c.width, c.width), dim=-1)
+        return torch.cat((still, NF.rotary(turning, rows, interleaved=c.interleaved)), dim=-1)
