@@ -12,7 +12,7 @@ from vllm_neuron.errors import ConfigError, nearest
 from vllm_neuron.functional.moe import WEIGHT_ON
 from vllm_neuron.functional.route import GROUP_SCORES, SCORES
 from vllm_neuron.nn.linear import divide
-from vllm_neuron.nn.mlp import Clamp, GatedMLP
+from vllm_neuron.nn.mlp import MLP, Clamp, GatedMLP
 from vllm_neuron.parallel import get_tp_group
 from vllm_neuron.utils.weight_loader import (
     expert_range,
@@ -21,6 +21,7 @@ from vllm_neuron.utils.weight_loader import (
     replicated_weight_loader,
     set_weight_loader,
     sharding_weight_loader,
+    vector_loader,
     with_rank_override,
 )
 
@@ -87,7 +88,11 @@ class Router(nn.Module):
         super().__init__()
 
         def vector(wanted: bool) -> nn.Parameter | None:
-            return nn.Parameter(torch.empty(experts, dtype=dtype), requires_grad=False) if wanted else None
+            if not wanted:
+                return None
+            made = nn.Parameter(torch.empty(experts, dtype=dtype), requires_grad=False)
+            set_weight_loader(made, vector_loader(experts))
+            return made
 
         self.top_k, self.config = top_k, config
         self.weight = nn.Parameter(torch.empty(experts, hidden_size, dtype=dtype), requires_grad=False)
@@ -247,7 +252,7 @@ class MoE(nn.Module):
         gated: bool = True,
         bias: bool = False,
         clamp: Clamp | None = None,
-        shared: GatedMLP | None = None,
+        shared: GatedMLP | MLP | None = None,
         shared_gate: bool = False,
         output_scale: float = 1.0,
         zero_experts: int = 0,

@@ -35,7 +35,9 @@ class Case:
     block: str = "model.layers.1.mlp"
     top_k: int = K
     shared: int | None = None
+    act: str = "silu"
     options: dict[str, Any] = field(default_factory=dict)
+    shared_options: dict[str, Any] = field(default_factory=dict)
 
 
 def per_expert(block: str = "mlp", names: str = "{gate,up}_proj", down: str = "down_proj") -> tuple[Row, ...]:
@@ -226,7 +228,7 @@ CASES = {
             "n_routed_experts": E,
             "zero_expert_num": 4,
             "moe_topk": K,
-            "num_layers": 2,
+            "num_hidden_layers": 4,
             "routed_scaling_factor": 1.5,
         },
         (*per_expert(), router("router.classifier"), correction("router.e_score_correction_bias")),
@@ -247,9 +249,13 @@ CASES = {
             correction(),
             Map("{i}.experts.gate_up.weight", "model.layers.{i}.mlp.experts.gate_up_proj"),
             Map("{i}.experts.down.weight", "model.layers.{i}.mlp.experts.down_proj"),
+            Map("{i}.shared.gate_up", "model.layers.{i}.mlp.shared_experts.gate_up_proj"),
+            Map("{i}.shared.down", "model.layers.{i}.mlp.shared_experts.down_proj"),
         ),
         RouterConfig(score="sigmoid", normalize=True, scale=2.0, correction_bias=True),
+        shared=40,
         options={"clamp": Clamp(7.0, alpha=1.702, up_shift=1.0)},
+        shared_options={"clamp": Clamp(7.0, alpha=1.702, up_shift=1.0)},
     ),
     "deepseek_v4": Case(
         "deepseek_v4",
@@ -258,13 +264,21 @@ CASES = {
             "n_routed_experts": E,
             "n_shared_experts": 1,
             "routed_scaling_factor": 1.5,
+            "swiglu_limit": 1.25,
+            "mlp_layer_types": ["moe", "moe"],
+            "layer_types": ["sliding_attention", "sliding_attention"],
         },
         (
             router("gate", "ffn"),
-            Map("{i}.router.correction_bias", "layers.{i}.ffn.gate.bias"),
+            Map("{i}.router.correction_bias", "model.layers.{i}.ffn.gate.bias"),
             *per_expert("ffn", "{w1,w3}", "w2"),
+            Fuse("{i}.shared.gate_up", "model.layers.{i}.ffn.shared_experts.{w1,w3}"),
+            Map("{i}.shared.down", "model.layers.{i}.ffn.shared_experts.w2"),
         ),
         RouterConfig(score="sqrtsoftplus", normalize=True, scale=1.5, correction_bias=True),
+        shared=I,
+        options={"clamp": Clamp(1.25)},
+        shared_options={"clamp": Clamp(1.25)},
     ),
     "dbrx": Case(
         "dbrx",
@@ -284,6 +298,57 @@ CASES = {
         ),
         RouterConfig(normalize=True),
         block="transformer.blocks.1.ffn",
+    ),
+    "nemotron_h": Case(
+        "nemotron_h",
+        DEEPSEEK
+        | {
+            "moe_shared_expert_intermediate_size": 40,
+            "layers_block_type": ["moe", "moe"],
+            "head_dim": 8,
+        },
+        (
+            StackExperts("{i}.experts.up", "backbone.layers.{i}.mixer.experts.{e}.up_proj"),
+            StackExperts("{i}.experts.down", "backbone.layers.{i}.mixer.experts.{e}.down_proj"),
+            Map("{i}.router", "backbone.layers.{i}.mixer.gate"),
+            Map("{i}.router.correction_bias", "backbone.layers.{i}.mixer.gate.e_score_correction_bias"),
+            Map("{i}.shared.{up,down}", "backbone.layers.{i}.mixer.shared_experts.{up,down}_proj"),
+        ),
+        NOAUX,
+        block="model.layers.1.mixer",
+        shared=40,
+        act="relu2",
+        options={"gated": False},
+    ),
+    "cohere2_moe": Case(
+        "cohere2_moe",
+        {
+            "num_experts": E,
+            "num_experts_per_tok": K,
+            "num_shared_experts": 2,
+            "shared_expert_combination_strategy": "average",
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": True,
+            "head_dim": 8,
+        },
+        (*PLAIN, *shared("shared_experts")),
+        RouterConfig(score="sigmoid", normalize=True),
+        shared=2 * I,
+        options={"output_scale": 0.5},
+    ),
+    "laguna": Case(
+        "laguna",
+        WIDTH
+        | {
+            "num_experts": E,
+            "shared_expert_intermediate_size": 40,
+            "moe_routed_scaling_factor": 1.5,
+            "mlp_layer_types": ["sparse", "sparse"],
+            "head_dim": 8,
+        },
+        (*PLAIN, correction("experts.e_score_correction_bias"), *shared("shared_expert")),
+        RouterConfig(score="sigmoid", normalize=True, scale=1.5, correction_bias=True),
+        shared=40,
     ),
     "aria": Case(
         "aria_text",

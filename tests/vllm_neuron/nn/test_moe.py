@@ -1,4 +1,4 @@
-"""MoE against the sparse block of each family of transformers, from a checkpoint in the hub's layout, on 1, 2, 4 ranks."""
+"""MoE against the sparse block of each family of transformers, from a hub checkpoint, on 1, 2 and 4 ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onboard.probe.reference import Reference
 from tests.vllm_neuron.nn.moe_cases import CASES, COMMON, LAYER, Case, E, H, I
 from vllm_neuron.model.loading.load import load_model
 from vllm_neuron.model.loading.table import Drop, Table
-from vllm_neuron.nn import GatedMLP, MoE
+from vllm_neuron.nn import MLP, GatedMLP, MoE
 from vllm_neuron.parallel import Group, run_in_threads
 
 
@@ -33,13 +33,14 @@ class Family:
         """Our block, loaded for the current rank."""
         c = self.case
         with torch.device("meta"):
-            shared = None if c.shared is None else GatedMLP(H, c.shared, act="silu")
+            kind = GatedMLP if c.options.get("gated", True) else MLP
+            shared = None if c.shared is None else kind(H, c.shared, act=c.act, **c.shared_options)
             block = MoE(
                 H,
                 experts=E,
                 top_k=c.top_k,
                 intermediate_size=I,
-                act="silu",
+                act=c.act,
                 router=c.router,
                 shared=shared,
                 **c.options,

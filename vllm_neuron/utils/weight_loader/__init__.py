@@ -11,7 +11,7 @@ from vllm_neuron.utils.weight_loader.dense import (
     sharding_weight_loader_with_padding,
     with_rank_override,
 )
-from vllm_neuron.utils.weight_loader.expert_layouts import EXPERT_LAYOUTS, StridedView, experts_loader
+from vllm_neuron.utils.weight_loader.expert_layouts import EXPERT_LAYOUTS, StridedView, experts_loader, vector_loader
 from vllm_neuron.utils.weight_loader.experts import (
     expert_parallel_grouped_loader,
     expert_parallel_interleaved_loader,
@@ -58,5 +58,6 @@ __all__ = [
     "set_weight_loader",
     "sharding_weight_loader",
     "sharding_weight_loader_with_padding",
+    "vector_loader",
     "with_rank_override",
 ]

@@ -50,6 +50,22 @@ class StridedView:
         return whole[tuple(every)]
 
 
+def vector_loader(size: int) -> SafetensorsWeightLoader:
+    """Every rank reads the whole vector, which a checkpoint may hold as [size] or as [1, size].
+
+    Raises:
+        CheckpointError: on load, another shape.
+    """
+
+    def transform(slices: Sequence[LazySlice], rank: int) -> Tensor:
+        source = the_one(slices)
+        if source.get_shape() not in ([size], [1, size]):
+            raise CheckpointError("vector: shape", source.get_shape(), f"[{size}] or [1, {size}]")
+        return source[...].reshape(size)
+
+    return SafetensorsWeightLoader(transform)
+
+
 def experts_loader(
     local: Sequence[int],
     total: int,
