@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from onboard.checks.stack import INSTALL
 from onboard.facts.api import ModelFacts
 from onboard.scaffold import names, origin
 from onboard.scaffold.answers import Answers
 from onboard.scaffold.code import ModelCode
 from onboard.scaffold.names import Names
 from onboard.scaffold.package import create, refuse_existing
+from vllm_neuron.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,17 @@ class Made:
 
 
 def code_of(facts: ModelFacts, own: Names) -> ModelCode:
-    """The model's code in the package's own names, as the renderer writes it."""
+    """The model's code in the package's own names, as the renderer writes it.
+
+    Raises:
+        UnsupportedError: torch or transformers are not installed; the code is confirmed against a tiny reference.
+    """
+    for library in ("torch", "transformers"):
+        try:
+            import_module(library)
+        except ImportError as error:
+            expected = f"{library}, to confirm the code against a tiny reference"
+            raise UnsupportedError("environment", str(error), expected, INSTALL) from None
     from onboard.scaffold.render import model_code
 
     return model_code(facts, stem=own.stem, module=own.package)
