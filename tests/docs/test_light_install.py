@@ -54,3 +54,22 @@ def test_what_needs_the_rest_says_so(installed: Path) -> None:
     doctor = run(installed, "doctor")
     assert doctor.returncode == 5 and "vllm" in doctor.stdout.lower()
     assert "Traceback" not in doctor.stdout + doctor.stderr
+
+
+def test_templates_are_installed_inside_the_package(installed: Path) -> None:
+    shipped = installed / "onboard" / "templates"
+    written = {p.relative_to(ROOT / "templates") for p in (ROOT / "templates").rglob("*") if p.is_file()}
+    assert {p.relative_to(shipped) for p in shipped.rglob("*") if p.is_file()} == written
+    assert not (installed / "templates").exists()
+    code = "from onboard.scaffold.shipped import templates; print(templates())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(installed)}, cwd=installed)
+    assert done.stdout.strip() == str(shipped)
+
+
+def test_new_without_torch_says_what_is_missing(installed: Path) -> None:
+    done = run(installed, "new", "mymodel", "--from", "Qwen/Qwen3-8B", "--no-verify")
+    assert done.returncode == 3, done.stderr
+    assert "neuron-onboard[cpu]" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (installed / "mymodel").exists()
