@@ -84,3 +84,21 @@ def test_the_reference_operations_alone_compute_the_same(family: Family) -> None
     with NF.use_kernels("off"):
         found = run_in_threads(1, lambda group: family.ours(group)(family.x_TH.clone()))
     assert error(found[0], family.y_TH) <= 1e-5
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_D9_whole_experts_on_ranks_of_their_own(family: Family, ranks: int) -> None:
+    found = run_in_threads(ranks, lambda group: family.ours(group, whole_experts=True)(family.x_TH.clone()))
+    assert max(error(y, family.y_TH) for y in found) <= 1e-5
+
+
+@pytest.mark.parametrize("family", [name for name, c in CASES.items() if c.router.correction_bias], indirect=True)
+def test_the_correction_bias_decides(family: Family) -> None:
+    def without(group: Group) -> Tensor:
+        block = family.ours(group)
+        assert block.router.correction_bias is not None
+        block.router.correction_bias.zero_()
+        y: Tensor = block(family.x_TH.clone())
+        return y
+
+    assert error(run_in_threads(1, without)[0], family.y_TH) > 1e-2

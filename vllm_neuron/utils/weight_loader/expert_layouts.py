@@ -109,13 +109,17 @@ def experts_loader(
     def transform(slices: Sequence[LazySlice], rank: int) -> Tensor:
         if not slices:
             raise CheckpointError("experts: tensors", 0, "one or more")
-        each = halves if len(slices) == 2 else shape
         first = slices[0].get_shape()
         if len(first) == len(shape) + 1:
             return _stacked(slices, rank)
-        for dim, size in enumerate(each):
-            if total > 1 and first == [*each[:dim], size * total, *each[dim + 1 :]]:
-                return _flat(slices, dim, size, rank)
+        if pairs and total == len(slices) == 2 and first == shape:
+            expected = "gate and up apart, or one stack: two such tensors are either two experts or gates and ups"
+            raise CheckpointError("experts: shape of two tensors", first, expected)
+        if total > 1 and len(slices) <= (2 if pairs else 1):
+            each = halves if len(slices) == 2 else shape
+            for dim, size in enumerate(each):
+                if first == [*each[:dim], size * total, *each[dim + 1 :]]:
+                    return _flat(slices, dim, size, rank)
         return _apart(slices, rank, 2 if pairs and first[:1] == halves[:1] else 1)
 
     def _stacked(slices: Sequence[LazySlice], rank: int) -> Tensor:
