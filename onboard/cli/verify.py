@@ -19,7 +19,10 @@ EXITS = {"proved": Exit.OK, "open": Exit.OPEN, "failed": Exit.FAILED}
 
 def verify(
     package: Annotated[
-        str, typer.Argument(help="A package's folder, or an importable module such as reference_models.llama3.")
+        str,
+        typer.Argument(
+            metavar="PACKAGE", help="A package's folder, or an importable module such as reference_models.llama3."
+        ),
     ],
     engine: Annotated[bool, typer.Option("--engine", help="Also serve it with vLLM once (about 15 s).")] = False,
     checkpoint: Annotated[

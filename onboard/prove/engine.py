@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -112,9 +113,15 @@ def _serve(package: Package, task: dict[str, Any], scratch: Path) -> tuple[list[
     except subprocess.TimeoutExpired:
         return [], f"vLLM gave no answer within {TIMEOUT_S} s"
     if done.returncode or not answer.is_file():
-        exception, place = last_exception(done.stderr)
-        return [], f"vLLM: {exception or f'exit code {done.returncode}'}" + (f" ({Path(place).name})" if place else "")
+        return [], failure(done.stderr, done.returncode)
     return json.loads(answer.read_text(encoding="utf-8")), ""
+
+
+def failure(stderr: str, code: int) -> str:
+    """The child's last exception, with the file's name and line."""
+    # torch.distributed puts the rank in front of the lines of a traceback.
+    exception, place = last_exception(re.sub(r"(?m)^\[rank\d+\]: ?", "", stderr))
+    return f"vLLM: {exception or f'exit code {code}'}" + (f" ({Path(place).name})" if place else "")
 
 
 def _entry_points(package: Package, scratch: Path) -> list[str]:
