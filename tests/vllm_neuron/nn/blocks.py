@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from vllm_neuron.accuracy.session import Session
 from vllm_neuron.model.interface import DecoderModel
@@ -50,39 +50,43 @@ def record(
     path: str,
     values: dict[str, Any],
     *,
-    layer: int = 0,
+    layers: tuple[int, ...] = (0,),
     residual: bool = False,
     implementation: str = "eager",
 ) -> Recorded:
-    """Run a tiny random model over :data:`TOKENS` tokens and keep what its module ``path`` got and gave.
+    """Run a tiny random model over :data:`TOKENS` tokens and keep what its modules ``path`` got and gave.
 
     Args:
         model_type: as in transformers.
         path: of the module, with ``{i}`` for the layer.
-        values: config values, over :data:`SIZES`; None leaves one out.
-        layer: which layer.
+        values: config values, over :data:`SIZES`; None leaves one of those out.
+        layers: which layers; inputs and outputs of several lie side by side, and names get the layer as a prefix.
         residual: the module adds its second argument to its output, which is taken off again.
         implementation: of attention in transformers.
     """
     torch.manual_seed(5)
-    merged = {name: value for name, value in (SIZES | values).items() if value is not None}
+    merged = {name: value for name, value in (SIZES | values).items() if value is not None or name not in SIZES}
     config = AutoConfig.for_model(model_type, **merged)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=implementation).eval()
+    auto = AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModel
+    model = auto.from_config(config, dtype=torch.float32, attn_implementation=implementation).eval()
     for parameter in model.parameters():
         parameter.data.normal_(0.0, 0.3)
-    module = model.get_submodule(path.format(i=layer))
-    seen: dict[str, Tensor] = {}
+    seen: list[tuple[Tensor, Tensor]] = []
 
     def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        seen["x"] = args[0] if args else kwargs["hidden_states"]
         out = output[0] if isinstance(output, tuple) else output
-        seen["out"] = out - args[1] if residual else out
+        seen.append((args[0] if args else kwargs["hidden_states"], out - args[1] if residual else out))
 
-    module.register_forward_hook(keep, with_kwargs=True)
+    tensors: dict[str, Tensor] = {}
+    for layer in layers:
+        module = model.get_submodule(path.format(i=layer))
+        module.register_forward_hook(keep, with_kwargs=True)
+        prefix = f"{layer}." if len(layers) > 1 else ""
+        tensors |= {prefix + name: tensor.contiguous() for name, tensor in module.state_dict().items()}
     with torch.no_grad():
         model(torch.randint(3, 97, (1, TOKENS)), use_cache=False)
-    tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
-    return Recorded(seen["x"][0], seen["out"][0], tensors, config)
+    x, out = (torch.cat(part, dim=-1)[0] for part in zip(*seen, strict=True))
+    return Recorded(x, out, tensors, config)
 
 
 class Blocks(nn.Module):

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from tests.vllm_neuron.nn.blocks import record, run_all_ways
-from vllm_neuron.errors import ConfigError
 from vllm_neuron.model.loading import Fuse, Map, StackExperts, Table
 from vllm_neuron.nn import Alibi, Attention, QKNorm, QueryGrowth, Rotary, RotaryConfig
 
@@ -89,7 +87,8 @@ CASES = {
     ),
     "soft cap": Case(
         "gemma2",
-        {"head_dim": 8, "attn_logit_softcapping": 1.5, "query_pre_attn_scalar": 8, "layer_types": ["full_attention"] * 2},
+        {"head_dim": 8, "attn_logit_softcapping": 1.5, "query_pre_attn_scalar": 8,
+         "layer_types": ["full_attention"] * 2},
         {"softcap": 1.5},
     ),
     "chunk, l2 after rotary": Case(
@@ -110,7 +109,8 @@ CASES = {
     ),
     "growth with rotary": Case(
         "ministral3",
-        {"head_dim": 8, "rope_parameters": {**ROPE, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.4}},
+        {"head_dim": 8,
+         "rope_parameters": {**ROPE, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.4}},
         {"query_growth": QueryGrowth(8, 0.4, offset=0)},
     ),
     "sinks": Case(
@@ -125,7 +125,8 @@ CASES = {
          "rms_norm_eps": 1e-3, "attention_bias": True, "linear_num_value_heads": 4, "linear_num_key_heads": 2},
         {"output_gate": "channel", "qk_norm": QKNorm(1e-3, plus_one=True), "bias": True, "o_bias": True,
          "gate_bias": True},
-        (Fuse("attn.qkv", "{q,k,v}_proj", layout="query_gate"), Map("attn.gate", "q_proj", layout="query_gate"), O, NORMS),
+        (Fuse("attn.qkv", "{q,k,v}_proj", layout="query_gate"), Map("attn.gate", "q_proj", layout="query_gate"), O,
+         NORMS),
         turn(rotary_size=2),
     ),
     "gate of its own": Case(
@@ -134,6 +135,20 @@ CASES = {
          "num_experts_per_tok": 1, "num_dense_layers": 2, "rms_norm_eps": 1e-3},
         {"output_gate": "channel", "qk_norm": QKNorm(1e-3), "window": 8},
         (*PLAIN, NORMS, Map("attn.gate", "gate_proj")),
+    ),
+    "softplus gate a head": Case(
+        "laguna",
+        {"head_dim": 8, "layer_types": ["full_attention"] * 2, "rms_norm_eps": 1e-3, "num_experts": 2,
+         "num_experts_per_tok": 1, "rope_parameters": {"sliding_attention": ROPE, "full_attention": ROPE}},
+        {"output_gate": "head", "gate_act": "softplus", "qk_norm": QKNorm(1e-3)},
+        (*PLAIN, NORMS, Map("attn.gate", "g_proj")),
+    ),
+    "softplus gate a channel": Case(
+        "laguna",
+        {"head_dim": 8, "layer_types": ["full_attention"] * 2, "rms_norm_eps": 1e-3, "num_experts": 2, "gating": "x",
+         "num_experts_per_tok": 1, "rope_parameters": {"sliding_attention": ROPE, "full_attention": ROPE}},
+        {"output_gate": "channel", "gate_act": "softplus", "qk_norm": QKNorm(1e-3)},
+        (*PLAIN, NORMS, Map("attn.gate", "g_proj")),
     ),
     "per head, alibi": Case(
         "bloom",
@@ -227,7 +242,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_as_in_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    reference = record(case.model_type, case.path, case.values, layer=case.layer, **case.reference)
+    reference = record(case.model_type, case.path, case.values, layers=(case.layer,), **case.reference)
     size = case.arguments.get("head_size", 8)
 
     def make() -> nn.Module:
