@@ -9,7 +9,7 @@ from typing import Any
 NOT_SETTINGS = ("model_type", "transformers_version", "architectures", "quantization_config", "dtype", "torch_dtype",
                 "_name_or_path", "id2label", "label2id", "problem_type", "output_attentions", "output_hidden_states",
                 "return_dict", "is_encoder_decoder", "chunk_size_feed_forward")  # fmt: skip
-TOKENS: dict[str, Any] = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
+TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SWITCHES = (
     "attention_bias",
     "mlp_bias",

@@ -97,9 +97,7 @@ def causal_class(config: Any) -> Any:
     try:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError:
-        raise UnsupportedError(
-            "model_type", config.model_type, "a causal LM of the installed transformers"
-        ) from None
+        raise UnsupportedError("model_type", config.model_type, "a causal LM of the installed transformers") from None
 
 
 def _keep_architecture(model: Any, folder: Path) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
+
 from onboard.probe import options
 from onboard.probe.reference import Reference, quiet
 from vllm_neuron.errors import ConfigError, NeuronError
@@ -62,7 +64,17 @@ MULTIPLIERS = {
     "query_pre_attn_scalar": 19,
 }
 ORIGINAL, LONGEST, MOST_LAYERS = 32, 128, 8
-REFUSED = (ArithmeticError, NeuronError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
+REFUSED = (
+    StrictDataclassError,
+    ArithmeticError,
+    NeuronError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
@@ -163,7 +175,7 @@ def shrink(full: Any, head: int | None) -> dict[str, Any]:
         key = own.get(name, name)
         if isinstance(values.get(key), int) and not isinstance(values[key], bool) and values[key]:
             values[key] = size
-    values.update(_heads(values, own, head))
+    values.update(_heads(settings(full), values, own, head))
     values.update(_experts(values))
     for name, value in MULTIPLIERS.items():
         if name in values and (values[name] in (1, 1.0) or name in ("query_pre_attn_scalar", "attention_multiplier")):
@@ -186,13 +198,20 @@ def settings(config: Any) -> dict[str, Any]:
     return values
 
 
-def _heads(values: Mapping[str, Any], own: Mapping[str, str], head: int | None) -> dict[str, Any]:
+def _heads(
+    full: Mapping[str, Any], values: Mapping[str, Any], own: Mapping[str, str], head: int | None
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     key = own.get("num_key_value_heads", "num_key_value_heads")
-    heads, kv = values.get(own.get("num_attention_heads", "num_attention_heads")), values.get(key)
+    heads, kv = full.get(own.get("num_attention_heads", "num_attention_heads")), full.get(key)
     if isinstance(kv, int) and not isinstance(kv, bool):
-        found[key] = 4 if kv == heads else 1 if kv == 1 else 2
-    for name, count in (("num_global_key_value_heads", 1), ("swa_num_key_value_heads", 4), ("swa_num_attention_heads", 8)):
+        same = kv == heads or bool(values.get("kv_lora_rank"))
+        found[key] = 4 if same else 1 if kv == 1 else 2
+    for name, count in (
+        ("num_global_key_value_heads", 1),
+        ("swa_num_key_value_heads", 4),
+        ("swa_num_attention_heads", 8),
+    ):
         if isinstance(values.get(name), int):
             found[name] = count
     if "head_dim" in values:
@@ -235,9 +254,7 @@ def _lists(values: Mapping[str, Any], count: int) -> Iterator[Sequence[Any]]:
             yield value
 
 
-def _per_layer(
-    full: Any, values: Mapping[str, Any], own: Mapping[str, str], layers: Sequence[int]
-) -> dict[str, Any]:
+def _per_layer(full: Any, values: Mapping[str, Any], own: Mapping[str, str], layers: Sequence[int]) -> dict[str, Any]:
     count = full.num_hidden_layers if hasattr(full, "num_hidden_layers") else None
     found: dict[str, Any] = {own.get("num_hidden_layers", "num_hidden_layers"): len(layers)}
     for name, value in values.items():

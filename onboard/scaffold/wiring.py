@@ -136,7 +136,7 @@ def _frame(spec: ArchSpec) -> dict[str, Any]:
             (
                 Arg("", e.vocab, "embedding.vocab"),
                 Arg("", e.size, "embedding.size" if e.size != hidden else "hidden"),
-                Arg("scale", None if e.multiplier == 1.0 else e.multiplier, "embedding.multiplier", None),
+                Arg("scale", e.multiplier, "embedding.multiplier", 1.0),
             ),
         ),
         "positions": _positions(e.positions, hidden),
