@@ -142,19 +142,19 @@ class Attention:
     """One attention block.
 
     ``head_size_k`` is the size of queries and keys. ``scale`` multiplies q.k (None: unknown). ``window`` counts the
-    token itself. ``chunk``: tokens see only their own chunk. ``output_gate``: what the attention's output
-    is multiplied by before the output projection: ``channel`` (one gate for each of the N * head_size_v channels) or
-    ``head`` (one for each query head); ``gate_from``: its rows are in the query projection (``query``: for each head
-    its query, then its gate) or in a matrix of its own that reads the same input as q (``own``, no bias);
-    ``gate_act``: ``sigmoid`` or ``softplus``. ``value_scale`` multiplies the values. ``input_size``: width of what q,
-    k and v read where it is not the hidden size (Zamba). ``shared_kv``: index of the layer whose cache is read instead of writing one.
-    ``k_eq_v``: values come from the key projection. ``single_cache``: one cache entry serves as key and value.
-    ``q_rank``: low-rank query projection outside MLA. ``query_growth_*``: Llama-4 growth of the query scale with the
-    position, on layers without rope. ``o_groups``/``o_rank``: grouped low-rank output projection. ``undo_rope``: the
-    output is turned back by its own position. ``storage``: how a checkpoint stores q, k and v: ``separate``,
-    ``concatenated``, ``grouped`` (by KV head), ``per head``, ``transposed``, ``four blocks`` (each a quarter of the
-    queries, then of the values, then of the keys) or ``unknown``. In MLA, ``q_bias`` and
-    ``k_bias`` are those of the two down projections.
+    token itself. ``chunk``: tokens see only their own chunk. ``output_gate``: what the attention's output is
+    multiplied by before the output projection: ``channel`` (one gate for each of the N * head_size_v channels) or
+    ``head`` (one for each query head); ``gate_from``: its rows are in the query projection (``query``: for each
+    head its query, then its gate) or in a matrix of its own that reads the same input as q (``own``, no bias);
+    ``gate_act``: ``sigmoid`` or ``softplus``. ``value_scale`` multiplies the values. ``input_size``: width of what
+    q, k and v read where it is not the hidden size (Zamba). ``shared_kv``: index of the layer whose cache is read
+    instead of writing one. ``k_eq_v``: values come from the key projection. ``single_cache``: one cache entry
+    serves as key and value. ``q_rank``: low-rank query projection outside MLA. ``query_growth_*``: Llama-4 growth
+    of the query scale with the position, on layers without rope. ``o_groups``/``o_rank``: grouped low-rank output
+    projection. ``undo_rope``: the output is turned back by its own position. ``storage``: how a checkpoint stores
+    q, k and v: ``separate``, ``concatenated``, ``grouped`` (by KV head), ``per head``, ``transposed``, ``four
+    blocks`` (each a quarter of the queries, then of the values, then of the keys) or ``unknown``. In MLA,
+    ``q_bias`` and ``k_bias`` are those of the two down projections.
     """
 
     kind: str

@@ -196,6 +196,8 @@ def build_granitemoe_swa(r: Reader, family: Family) -> ArchSpec:
     bases = r.find("layer_rope_theta")[0]
     if bases is not None and not (isinstance(bases, list) and len(bases) == n):
         raise r.wrong("layer_rope_theta", bases, f"a rotary base for each of the {n} layers")
+    if bases is not None:
+        r.find("layer_rope_theta", "attention.positions.base")
     given = [None] * n if bases is None else [r.number("layer_rope_theta", x or 0, 0.0) for x in bases]
     plans = [Plan(t, base != 0, base=base) for t, base in zip(types, given, strict=True)]
 
@@ -204,8 +206,6 @@ def build_granitemoe_swa(r: Reader, family: Family) -> ArchSpec:
         positions = one.attention.positions
         if plan.base:
             positions = dataclasses.replace(positions, base=plan.base)
-        if bases is not None:
-            r.find("layer_rope_theta", "attention.positions.base")
         r.known("attention.sinks")
         return with_attention(one, positions=positions, sinks=True)
 

@@ -1,4 +1,4 @@
-"""Decoders with a recurrent state beside attention: Kimi Linear, OLMo Hybrid, Jamba, MiniMax, Falcon H1, Zamba and more.
+"""Decoders with a recurrent state beside attention: Kimi Linear, OLMo Hybrid, Jamba, MiniMax, Falcon H1, Zamba.
 
 Sources: the modelling and configuration code of transformers 5.19, family by family; facts written anew.
 """
@@ -339,8 +339,9 @@ def build_zamba2(r: Reader, family: Family) -> ArchSpec:
     r.settle("head_dim", width // r.integer("num_attention_heads"), "2 * hidden_size / num_attention_heads")
     turned = r.flag("use_mem_rope", "attention.positions.kind")
     spec = _shared_blocks(r, family, hidden, types, mixer, blocks, turned)
-    r.use("kv_channels", "num_query_groups", "hybrid_layer_ids", "mamba_headdim", "use_mem_eff_path", "use_mamba_kernels",
-          "use_long_context", "layer_types", "rope_parameters", "rope_theta", "use_shared_mlp_adapter")  # fmt: skip
+    r.use("kv_channels", "num_query_groups", "hybrid_layer_ids", "mamba_headdim", "use_mem_eff_path",
+          "use_mamba_kernels", "use_long_context", "layer_types", "rope_parameters", "rope_theta",
+          "use_shared_mlp_adapter")  # fmt: skip
     uses, size = types.count("hybrid"), r.integer("intermediate_size", maximum=common.MAX_WIDTH)
     if not uses:
         return spec

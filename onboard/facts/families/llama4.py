@@ -50,8 +50,9 @@ def attention(r: Reader, family: Family, hidden: int, layer_type: str, turned: b
     chunked = layer_type == windows.CHUNKED
     bias = r.flag("attention_bias", "attention.q_bias")
     normed = r.flag("use_qk_norm", "attention.qk_norm", default=True) and turned
-    growing = r.flag("attn_temperature_tuning", "attention.query_growth_floor", default=True) and not turned
-    floor, beta = r.integer("floor_scale"), r.decimal("attn_scale")
+    growing = r.flag("attn_temperature_tuning", default=True) and not turned
+    r.find("floor_scale", "attention.query_growth_floor")
+    floor, beta = r.integer("floor_scale"), r.decimal("attn_scale", "attention.query_growth_beta")
     chunk = r.maybe_integer("attention_chunk_size", "attention.chunk")
     r.derived("attention.scale", "1 / sqrt(head size)")
     r.known("attention.qk_norm.place", "attention.positions.interleaved")
@@ -86,6 +87,7 @@ def experts_of(r: Reader, family: Family) -> MoE:
         raise r.wrong("num_experts_per_tok", top_k, f"at most the {experts} experts")
     size = r.integer("moe_intermediate_size", "moe.size", maximum=common.MAX_WIDTH)
     act = common.activation(r, family, "moe.activation")
+    r.find("moe_intermediate_size", "moe.shared.size"), r.find("hidden_act", "moe.shared.activation")
     r.known("moe.router.score", "moe.router.weight_on", "moe.shared")
     return MoE(
         experts=experts,

@@ -60,6 +60,8 @@ def attention(r: Reader, family: Family, indexer: str | None, *, turned: bool = 
     r.derived("attention.head_size_k", "qk_nope_head_dim + qk_rope_head_dim")
     positions = _turned(r, family, size, latent.rope_size) if turned else Positions("none")
     bias = r.flag("attention_bias", "attention.o_bias")
+    r.find("attention_bias", "attention.q_bias"), r.find("attention_bias", "attention.k_bias")
+    r.known("attention.latent.norm.eps", "attention.positions.leading")
     return Attention(
         kind="mla",
         heads=n,
@@ -83,6 +85,7 @@ def _turned(r: Reader, family: Family, size: int, rope_size: int) -> Positions:
         interleaved = r.flag("rope_interleave", at, default=family.interleaved)
     r.known(at)
     r.use("rope_interleave")
+    r.find("qk_rope_head_dim", "attention.positions.rotary_dim")
     return rope.rotary(r, size, rotary_dim=rope_size, interleaved=interleaved, leading=False)
 
 

@@ -80,6 +80,8 @@ def moe(r: Reader, family: Family, style: Style) -> MoE:
     if top_k > experts:
         raise r.wrong("num_experts_per_tok", top_k, f"at most the {experts} experts")
     r.known("moe.router.score")
+    if family.moe == "deepseek_v2" and r.find("norm_topk_prob")[0]:
+        r.notes.append("norm_topk_prob is not read by transformers' DeepSeek V2: the weights keep their sum")
     size = r.integer(style.size, "moe.size", maximum=MAX_WIDTH)
     act = activation(r, family, "moe.activation")
     return MoE(
@@ -106,6 +108,7 @@ def router(r: Reader, style: Style, experts: int) -> Router:
     if top_groups > groups:
         raise r.wrong("topk_group", top_groups, f"at most the {groups} groups")
     r.use("scoring_func", "moe_layer_freq")
+    r.known("moe.router.group_score")
     return Router(
         score=style.score,
         normalize=decide(r, style.normalize, "moe.router.normalize"),
@@ -121,14 +124,19 @@ def router(r: Reader, style: Style, experts: int) -> Router:
 def _shared(r: Reader, family: Family, style: Style, size: int, act: str) -> MLP | None:
     if style.shared is None:
         return None
+    at = "moe.shared.size"
     if style.shared == "count":
         count = r.maybe_integer("num_shared_experts", "moe.shared", minimum=0)
+        keys = r.find(style.size)[1].key, r.find("num_shared_experts")[1].key
+        r.derived(at, " * ".join(str(key) for key in keys))
         width = size * count if count else 0
     else:
-        width = r.maybe_integer(style.shared, "moe.shared", minimum=0) or 0
+        r.find(style.shared, "moe.shared")
+        width = r.maybe_integer(style.shared, at, minimum=0) or 0
     if not width:
         return None
-    bias = decide(r, family.mlp_bias, "mlp.bias")
+    r.find("hidden_act", "moe.shared.activation")
+    bias = decide(r, family.mlp_bias, "moe.shared.bias")
     return MLP(width, act, family.gated, bias, bias)
 
 
@@ -137,4 +145,7 @@ def swiglu_clamp(r: Reader, *, gpt_oss: bool) -> Clamp | None:
     limit = r.maybe_decimal("swiglu_limit", "moe.clamp", minimum=0.0)
     if not limit:
         return None
-    return Clamp(limit, alpha=r.decimal("swiglu_alpha"), up_shift=1.0) if gpt_oss else Clamp(limit)
+    if not gpt_oss:
+        return Clamp(limit)
+    r.known("moe.clamp.up_shift")
+    return Clamp(limit, alpha=r.decimal("swiglu_alpha", "moe.clamp.alpha"), up_shift=1.0)

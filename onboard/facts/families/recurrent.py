@@ -206,7 +206,7 @@ def mamba2(r: Reader, family: Family) -> State:
 
 
 def mamba2_state(
-    r: Reader, heads: int, size: int, state: int, groups: int, norm: Norm, activation: str | None
+    r: Reader, heads: int, size: int, state: int, groups: int, norm: Norm | None, activation: str | None
 ) -> State:
     """A mamba2 mixer of these sizes; convolution and biases have one spelling in every family."""
     if heads % groups:

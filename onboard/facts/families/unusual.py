@@ -96,8 +96,9 @@ def build_inkling(r: Reader, family: Family) -> ArchSpec:
 
     plans = [experts.Plan(t, False, s) for t, s in zip(types, sparse, strict=True)]
     spec = experts.build(r, family, plans, change)
-    r.use("log_scaling_alpha", "shared_expert_sink", "rms_norm_eps_moe_gate", "unpadded_vocab_size", "num_mtp_layers", "mtp_local_layer_ids",
-          "chain_hidden_post_norm", "mtp_hidden_states_first", "number_of_conv_states", "sliding_window")  # fmt: skip
+    r.use("log_scaling_alpha", "shared_expert_sink", "rms_norm_eps_moe_gate", "unpadded_vocab_size", "num_mtp_layers",
+          "mtp_local_layer_ids", "chain_hidden_post_norm", "mtp_hidden_states_first", "number_of_conv_states",
+          "sliding_window")  # fmt: skip
     kernel, rel = r.integer("conv_kernel_size"), r.integer("d_rel")
     extents = {FULL: r.integer("rel_extent"), SLIDING: r.integer("sliding_window")}
     biases = convolutions = 0

@@ -73,7 +73,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mellum", {**HEADS, **EXPERTS, "layer_types": KINDS, "mlp_layer_types": SPARSE, "attention_bias": True}),
     ("mimo_v2_flash", {**HEADS, **EXPERTS, "n_routed_experts": 6, "head_dim": 24, "v_head_dim": 12,
                        "layer_types": KINDS, "attention_bias": True}),
-    ("mimo_v2_flash", {**HEADS, "head_dim": 24, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
+    ("mimo_v2_flash", {**HEADS, "head_dim": 24, "n_routed_experts": 6, "num_experts_per_tok": 2,
+                       "moe_intermediate_size": 24}),
     ("minimax_m3_vl_text", {**HEADS, **LOCAL, "dense_intermediate_size": 70, "shared_intermediate_size": 30,
                             "mlp_layer_types": SPARSE, "index_n_heads": 2, "index_head_dim": 16,
                             "layer_types": ["full_attention"] * 3 + ["minimax_m3_sparse"] * 2}),
@@ -165,3 +166,110 @@ def test_parameters_are_those_of_the_reference(model_type: str, changes: dict[st
     assert params(facts.arch).total == counted(model_type, config)
     assert facts.unknown_keys == ()
     assert ArchSpec.from_json(facts.arch.to_json()) == facts.arch
+
+
+def arch(model_type: str, **changes: Any) -> ArchSpec:
+    base = next(case for name, case in CASES if name == model_type)
+    return tiny(model_type, {**base, **changes})[1].arch
+
+
+@pytest.mark.parametrize("model_type", sorted({name for name, _ in CASES}))
+def test_what_a_spec_can_not_say_names_a_class_of_transformers(model_type: str) -> None:
+    module = __import__(model_class(model_type).__module__, fromlist=["_"])
+    for part in arch(model_type).beyond:
+        assert hasattr(module, part.hf_class), part
+
+
+def test_which_families_need_more_than_the_fields() -> None:
+    whole = {name for name, _ in CASES if not arch(name).beyond and all(layer.state is None for layer in arch(name))}
+    assert whole == {
+        "afmoe", "aria_text", "axk1", "cohere2_moe", "dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1",
+        "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt_oss", "granitemoe",
+        "granitemoe_swa", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "laguna", "llama4_text", "mellum",
+        "mimo_v2_flash", "minicpm3", "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe",
+        "solar_open", "youtu",
+    }  # fmt: skip
+
+
+def test_afmoe_gates_every_layer_and_turns_only_sliding_ones() -> None:
+    spec = arch("afmoe", mup_enabled=True)
+    found = [(a.kind, a.positions.kind, a.output_gate, a.gate_from, a.gate_act) for a in attentions(spec)]
+    sliding, full = ("sliding", "rotary", "channel", "own", "sigmoid"), ("full", "none", "channel", "own", "sigmoid")
+    assert found == [sliding, sliding, sliding, full, sliding]
+    assert spec.embedding.multiplier == pytest.approx(48**0.5)
+
+
+def attentions(spec: ArchSpec) -> list[Any]:
+    return [layer.attention for layer in spec if layer.attention is not None]
+
+
+def test_cohere2_moe_averages_or_sums() -> None:
+    halved, summed = arch("cohere2_moe"), arch("cohere2_moe", shared_expert_combination_strategy="sum")
+    assert [spec.layer(0).moe.output_scale for spec in (halved, summed)] == [0.5, 1.0]  # type: ignore[union-attr]
+    assert [a.positions.kind for a in attentions(halved)] == ["rotary", "rotary", "rotary", "none", "rotary"]
+
+
+def test_laguna_has_heads_gates_and_rope_of_its_own_in_each_kind() -> None:
+    spec = arch("laguna")
+    assert [a.heads for a in attentions(spec)] == [4, 8, 8, 4, 6]
+    assert [a.positions.rotary_dim for a in attentions(spec)] == [8, 16, 16, 8, 16]
+    assert {(a.output_gate, a.gate_act) for a in attentions(spec)} == {("head", "softplus")}
+    capped = arch("laguna", moe_router_logit_softcapping=3.0).layer(1).moe
+    assert capped is not None
+    assert (capped.router.softcap, capped.router.correction_bias) == (3.0, True)
+
+
+def test_mimo_v2_sliding_layers_have_sinks_and_twice_the_kv_heads() -> None:
+    spec = arch("mimo_v2_flash")
+    full, sliding = (2, False), (4, True)
+    assert [(a.kv_heads, a.sinks) for a in attentions(spec)] == [full, sliding, sliding, full, sliding]
+    assert {(a.value_scale, a.head_size_k, a.head_size_v) for a in attentions(spec)} == {(0.707, 24, 12)}
+
+
+def test_granitemoe_swa_takes_a_base_for_each_layer() -> None:
+    bases = [a.positions.base for a in attentions(arch("granitemoe_swa"))]
+    assert bases == [10000.0, None, 500.0, 10000.0, None]
+
+
+def test_phimoe_always_turns_by_short_factors() -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.5] * 6, "long_factor": [4.0] * 6,
+            "short_mscale": 1.25, "long_mscale": 1.25, "original_max_position_embeddings": 16}  # fmt: skip
+    spec = arch("phimoe", rope_parameters=rope, router_jitter_noise=0.2)
+    scaling = attentions(spec)[0].positions.scaling
+    assert (scaling.factors_long, scaling.attention_factor) == ((1.5,) * 6, 1.25)
+    moe = spec.layer(0).moe
+    assert moe is not None
+    assert (moe.router.score, moe.router.jitter) == ("sparsemixer", 0.2)
+    other = arch("phimoe", rope_parameters={**rope, "long_mscale": 2.0})
+    assert [part.feature for part in other.beyond] == ["rotary factor by sequence length"]
+
+
+def test_deepseek_v2_keeps_the_sum_of_its_weights() -> None:
+    facts = tiny("deepseek_v2", {**LATENT, **ROUTED, "norm_topk_prob": True})[1]
+    moe = facts.arch.layer(1).moe
+    assert moe is not None
+    assert not moe.router.normalize
+    assert any("norm_topk_prob" in note for note in facts.notes)
+
+
+def test_longcat_puts_its_factors_into_scale_and_latent() -> None:
+    spec = arch("longcat_flash")
+    a = attentions(spec)[0]
+    assert (spec.layers, [layer.moe is not None for layer in spec]) == (4, [True, False, True, False])
+    assert a.scale == pytest.approx((48 / 28) ** 0.5 / 20**0.5)
+    assert a.latent.kv_scale == pytest.approx((48 / 20) ** 0.5)
+
+
+def test_zamba2_takes_its_shared_blocks_in_turn() -> None:
+    spec = arch("zamba2")
+    assert [layer.weights_of for layer in spec] == [None, None, None, None, 1]
+    assert [layer.attention is not None for layer in spec] == [False, True, False, True, True]
+    assert all(layer.state is not None for layer in spec)
+
+
+def test_axk1_normalises_what_its_experts_give() -> None:
+    assert [layer.norms.post_mlp is not None for layer in arch("axk1")] == [False, False, True, True, True]
+
+
+def test_recurrent_gemma_rounds_its_multiplier() -> None:
+    assert arch("recurrent_gemma", hidden_size=80).embedding.multiplier == 8.9375

@@ -230,6 +230,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "hrm_text": {"num_layers_per_stack": 2},
+    "hunyuan_v1_moe": {"num_experts": 4},
+    "longcat_flash": {"num_hidden_layers": 2},
+    "mimo_v2_flash": {"num_key_value_heads": 4},
+    "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 32},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2},
 }
 
 
