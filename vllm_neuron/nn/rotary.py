@@ -107,6 +107,8 @@ class RotaryConfig:
             raise UnsupportedError(
                 "rope_type", kind, "one of " + ", ".join(KINDS), "Write its table in nn/frequencies.py."
             )
+        if kind == "dynamic" and given.get("alpha"):
+            kind, given = "default", {"rope_theta": _stretched_base(given, head_size)}
         partial = given.pop("partial_rotary_factor", None)
         fields: dict[str, Any] = {"base": _number(given, "rope_theta"), "kind": kind}
         if rotary_size is None and partial is not None and partial != 1.0:
@@ -135,6 +137,12 @@ class RotaryConfig:
             return inverse
         first = inverse[: self.dealt]
         return torch.cat((first[0::2], first[1::2], inverse[self.dealt :]))
+
+
+def _stretched_base(given: dict[str, Any], head_size: int) -> float:
+    """Hunyuan's ``dynamic`` with an ``alpha``: a fixed larger base, and nothing else of the block counts."""
+    alpha = _number(given, "alpha")
+    return _number(given, "rope_theta") * alpha ** (head_size / (head_size - 2))
 
 
 def _number(given: dict[str, Any], name: str) -> float:

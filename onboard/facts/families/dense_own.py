@@ -97,7 +97,7 @@ def build_gpt_neo(r: Reader, family: Family) -> ArchSpec:
         layers = [name for names, times in _pairs(r) for _ in range(times) for name in names]
     else:
         r.find("attention_types")
-    r.settle("layer_types", list(layers), "attention_types")
+    r.settle("layer_types", list(layers), "attention_layers, from attention_types")
     return dense.build(r, family)
 
 
@@ -159,7 +159,7 @@ def build_modernbert(r: Reader, family: Family) -> ArchSpec:
     """ModernBERT as a decoder: the first layer's attention has no norm, since the embedding has one; a dense layer,
     an activation and a norm before the head; half of ``local_attention`` is the window, the token itself included."""
     local = r.maybe_integer("local_attention", "attention.window", minimum=0)
-    r.settle("sliding_window", local // 2 if local else None, "local_attention // 2")
+    r.settle("sliding_window", local // 2 if local else None, "sliding_window = local_attention // 2")
     bias = r.flag("norm_bias", "norms.bias")
     spec = dense.build(r, dataclasses.replace(family, norm_bias=bias))
     layers = list(spec)
