@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 NOT_SETTINGS = ("model_type", "transformers_version", "architectures", "quantization_config", "dtype", "torch_dtype",
-                "_name_or_path", "id2label", "label2id", "problem_type", "output_attentions", "output_hidden_states",
+                "_name_or_path", "id2label", "label2id", "problem_type", "output_attentions", "output_hidden_states", "_output_attentions",
                 "return_dict", "is_encoder_decoder", "chunk_size_feed_forward")  # fmt: skip
 TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SWITCHES = (
@@ -117,9 +117,15 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 1,
               "moe_intermediate_size": 48, "first_k_dense_replace": 1},
+    "nemotron": {"num_key_value_heads": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_hidden_layers": 4,
+                 "num_dense_layers": 1},
+    "cohere_compass_text": {"rope_parameters": {k: {"rope_type": "axial", "rope_theta": 10000.0} for k in
+                                                ("full_attention", "sliding_attention")}},
+    "xlstm": {"embedding_dim": 96, "num_heads": 4},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 10000.0},
-        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 8, "moe_top_k": 3,
+        "ffn_config": {"ffn_hidden_size": 48, "hidden_size": 96, "moe_num_experts": 8, "moe_top_k": 3,
                        "ffn_act_fn": {"name": "silu"}},
     },
 }  # fmt: skip

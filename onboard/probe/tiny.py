@@ -19,8 +19,8 @@ SIZES: dict[str, int] = {
     "hidden_size": 96,
     "intermediate_size": 112,
     "num_attention_heads": 4,
-    "moe_intermediate_size": 48,
-    "expert_intermediate_size": 48,
+    "moe_intermediate_size": 40,
+    "expert_intermediate_size": 40,
     "shared_expert_intermediate_size": 56,
     "shared_intermediate_size": 56,
     "moe_shared_expert_intermediate_size": 56,
@@ -121,7 +121,7 @@ def _class(model_type: str) -> Any:
 
 def _full(model_type: str, given: Mapping[str, Any] | None) -> Any:
     fields = {
-        k: v
+        k: _settings(v)
         for k, v in (given or {}).items()
         if k not in ("model_type", "quantization_config", "auto_map", "transformers_version")
     }
@@ -142,7 +142,7 @@ def _base(model_type: str, full: Any) -> tuple[Any, dict[str, Any]]:
             return config, chosen
     raise ConfigError(
         "model_type",
-        f"{model_type}: {errors[-1] if errors else 'no tiny config'}",
+        f"{model_type}: {errors[0] if errors else 'no tiny config'}",
         "a tiny config that transformers runs",
         "Its family needs an entry in onboard/probe/options.py.",
     )
@@ -188,7 +188,7 @@ def shrink(full: Any, head: int | None) -> dict[str, Any]:
 
 def settings(config: Any) -> dict[str, Any]:
     """The settings of a config object; one that lists what differs by layer is told by its two sizes again."""
-    values = {k: v for k, v in config.to_dict().items() if k not in options.NOT_SETTINGS}
+    values = {k: _settings(v) for k, v in config.to_dict().items() if k not in options.NOT_SETTINGS}
     by_layer = values.pop("per_layer_config", None)
     if by_layer:
         other = next(iter(by_layer.values()))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onboard.facts.families.storage import interleaved_experts
 from onboard.scaffold import roles
 from onboard.scaffold.build import NORMS, Built
 from onboard.scaffold.calls import Call
@@ -70,6 +71,9 @@ def observe(built: Built) -> Observed:
         qkv=attention.storage if attention else "separate",
         transposed=frozenset(transposed),
         latent=bool(attention and attention.latent),
+        interleaved_experts=interleaved_experts(built.twins[0].config.model_type),
+        query_gate=bool(attention and attention.output_gate and attention.gate_from == "query"),
+        hidden=built.twins[1].spec.hidden,
     )
     return Observed(tuple(roles.patterns(shapes)), layout, module)
 

@@ -67,6 +67,8 @@ class _Writer:
     def code(self) -> ModelCode:
         """The rendered and formatted files."""
         missing = self._open()
+        for name in self.rows.unknown:
+            self.rows.add("Drop", name, "", why="of a feature that is not written yet")
         common = {"title": self.title, "stem": self.stem, "module": self.module, "architecture": self.architecture}
         return ModelCode(
             config_py=_render("config.py.jinja", **common, **self._config()),

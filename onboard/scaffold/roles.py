@@ -31,10 +31,14 @@ ATTENTION = {
 }
 MLP = {
     "gate": r"gate_proj|w1|w_in\.w_0",
-    "up": r"up_proj|w3|w_in\.w_1|fc1|fc_in|c_fc|dense_h_to_4h|linear1",
-    "down": r"down_proj|w2|w_out|fc2|fc_out|c_proj|dense_4h_to_h|linear2|output_linear|Wo",
+    "up": r"up_proj|w3|v1|w_in\.w_1|fc1|fc_in|c_fc|dense_h_to_4h|linear1|ffn\.0",
+    "down": r"down_proj|w2|w_out|fc2|fc_out|c_proj|dense_4h_to_h|linear2|output_linear|Wo|ffn\.2",
     "gate_up": r"gate_up_proj|input_linear|Wi|gate_and_up_proj",
     "mid_norm": r"ffn_sub_norm",
+    "act_fn.alpha_p": r"act_fn\.alpha_p",
+    "act_fn.alpha_n": r"act_fn\.alpha_n",
+    "act_fn.beta": r"act_fn\.beta",
+    "act_fn.eps": r"act_fn\.eps",
 }
 ROUTER = {
     "router": r"gate|router|router\.layer|router\.classifier|router\.gate|gate\.wg|block_sparse_moe\.gate",
@@ -78,8 +82,12 @@ def patterns(shapes: Mapping[str, Sequence[int]]) -> list[Stored]:
 
 
 def _pattern(name: str) -> str:
-    marks = iter("ie")
-    return _NUMBER.sub(lambda found: "{" + next(marks, "?") + "}", name)
+    """``{i}`` for the first number, ``{e}`` for the one after ``experts``; others stay."""
+    first = _NUMBER.search(name)
+    if first is None:
+        return name
+    head, tail = name[: first.start()] + "{i}", name[first.end() :]
+    return head + re.sub(r"(?<=experts\.)\d+(?=\.|$)", "{e}", tail)
 
 
 def split(pattern: str) -> tuple[str, str]:

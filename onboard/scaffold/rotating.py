@@ -73,13 +73,13 @@ def _one(unifier: Unifier, twins: Sequence[Twin], wirings: Sequence[Wiring], key
     head = unifier.unify(examples, [size for _, (_, size) in chosen], "attention.head_size_k")
     length = unifier.unify(examples, [t.spec.max_positions for t, _ in chosen], "max_positions")
     positions = [p for _, (p, _) in chosen]
-    options = _options(unifier, examples, positions)
+    options, option_fields = _options(unifier, examples, positions)
     if all(_given(t, p, size, key) for t, (p, size) in chosen):
         block = (
             f"rope_parameters(hf_config, {key!r})" if _has_block(chosen[0][0], key) else "rope_parameters(hf_config)"
         )
         text = f"RotaryConfig.from_parameters({block}, {head.text}, {length.text}{options})"
-        return Settings(_local(text), False, ("rope_parameters",), (*head.fields, *length.fields))
+        return Settings(_local(text), False, ("rope_parameters",), (*head.fields, *length.fields, *option_fields))
     call = [direct(p, size, t.spec.max_positions) for t, (p, size) in chosen]
     tree = unifier.unify(examples, call, "attention.positions")
     return Settings(_local(tree.text), False, (), tree.fields)
@@ -95,8 +95,11 @@ def _local(text: str) -> str:
     return text.replace("c.", "")
 
 
-def _options(unifier: Unifier, examples: Sequence[Example], positions: Sequence[Positions]) -> str:
-    parts = []
+def _options(
+    unifier: Unifier, examples: Sequence[Example], positions: Sequence[Positions]
+) -> tuple[str, tuple[str, ...]]:
+    """Arguments that the config's own settings don't carry, and the fields that they read."""
+    text, fields = "", []
     for name, values, default in (
         ("interleaved", [p.interleaved for p in positions], False),
         ("leading", [p.leading for p in positions], True),
@@ -104,8 +107,10 @@ def _options(unifier: Unifier, examples: Sequence[Example], positions: Sequence[
         ("dealt", [p.dealt for p in positions], None),
     ):
         if any(v != default for v in values):
-            parts.append(f", {name}={unifier.unify(examples, values, f'attention.positions.{name}').text}")
-    return "".join(parts)
+            tree = unifier.unify(examples, values, f"attention.positions.{name}")
+            text += f", {name}={tree.text}"
+            fields += tree.fields
+    return _local(text), tuple(fields)
 
 
 def _given(twin: Twin, positions: Positions, size: int, key: str) -> bool:

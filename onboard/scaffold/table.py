@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +22,8 @@ class Rows:
     def add(self, kind: str, ours: str, key: str, **options: object) -> None:
         """One row."""
         more = "".join(f", {name}={value!r}" for name, value in options.items() if value)
-        line = f'{kind}("{ours}", "{key}"{more})'
+        names = f'"{ours}", "{key}"' if key else f'"{ours}"'
+        line = f"{kind}({names}{more})"
         if line not in self.lines:
             self.lines.append(line)
         self.kinds.add(kind)
@@ -37,17 +37,20 @@ class Layout:
         norms: stored norm within a layer (without the layer's prefix) -> our module.
         qkv: how queries, keys and values are stored, as in ``Attention.storage``.
         transposed: patterns whose matrix is stored [in, out].
-        experts: how the experts' matrices are stored (options of a row).
-        tied: the head may be the embedding.
-        gated: the plain MLP's ``up`` is a gated one's.
+        interleaved_experts: the experts' gate and up rows are stored in turn.
+        latent: attention is latent (MLA).
+        query_gate: the output gate's rows are in the query projection.
+        hidden: H of the checkpoint that the shapes are from.
     """
 
     norms: Mapping[str, str]
     final_norm: str | None = None
     qkv: str = "separate"
     transposed: frozenset[str] = frozenset()
-    experts: Mapping[str, object] = field(default_factory=dict)
+    interleaved_experts: bool = False
     latent: bool = False
+    query_gate: bool = False
+    hidden: int = 0
 
 
 def rows(stored: Sequence[Stored], layout: Layout) -> Rows:
@@ -113,7 +116,7 @@ def _attention(out: Rows, members: Sequence[Stored], layout: Layout) -> None:
 def _qkv(out: Rows, found: dict[str, Stored], layout: Layout) -> None:
     if "qkv" in found:
         one = found.pop("qkv")
-        layouts = {"per head": "per_head", "grouped": "grouped"}
+        layouts = {"per head": "per_head", "grouped": "grouped", "four blocks": "four_blocks"}
         out.add(
             "Map",
             LAYER + "attn.qkv",
@@ -123,16 +126,24 @@ def _qkv(out: Rows, found: dict[str, Stored], layout: Layout) -> None:
         )
     elif {"q", "k", "v"} <= found.keys():
         names = [found.pop(part).pattern for part in "qkv"]
-        out.add("Fuse", LAYER + "attn.qkv", braces(names))
+        gate = "query_gate" if layout.query_gate else None
+        out.add("Fuse", LAYER + "attn.qkv", braces(names), layout=gate)
+        if gate is not None:
+            out.add("Map", LAYER + "attn.gate", names[0], layout=gate)
 
 
 def braces(names: Sequence[str]) -> str:
     """``a.q_proj``, ``a.k_proj`` -> ``a.{q,k}_proj``."""
-    start = os.path.commonprefix(list(names))
-    rest = [name[len(start) :] for name in names]
-    end = os.path.commonprefix([r[::-1] for r in rest])[::-1]
-    middles = [r[: len(r) - len(end)] for r in rest]
-    return f"{start}{{{','.join(middles)}}}{end}"
+    start = _common(names)
+    rest = [name[start:] for name in names]
+    end = _common([r[::-1] for r in rest])
+    middles = [r[: len(r) - end] for r in rest]
+    return f"{names[0][:start]}{{{','.join(middles)}}}{rest[0][len(rest[0]) - end :]}"
+
+
+def _common(names: Sequence[str]) -> int:
+    """How many characters all names begin with."""
+    return next((k for k, same in enumerate(zip(*names, strict=False)) if len(set(same)) > 1), min(map(len, names)))
 
 
 def _mlp(out: Rows, members: Sequence[Stored], layout: Layout) -> None:
@@ -183,10 +194,33 @@ def _feed_forward(out: Rows, found: dict[str, Stored], ours: str, layout: Layout
 
 def _experts(out: Rows, found: dict[str, Stored], layout: Layout) -> None:
     if "gate" in found and "up" in found:
-        key = braces([found.pop(p).pattern for p in ("gate", "up")])
-        kind = "StackExperts" if "{e}" in key else "Fuse"
-        out.add(kind, LAYER + "mlp.experts.gate_up", key)
+        one, two = found.pop("gate"), found.pop("up")
+        key = braces([one.pattern, two.pattern])
+        if "{e}" in key:
+            out.add("StackExperts", LAYER + "mlp.experts.gate_up", key)
+        else:
+            out.add("Fuse", LAYER + _leaf("mlp.experts.gate_up", one), key)
     for part, one in found.items():
-        kind = "StackExperts" if "{e}" in one.pattern else "Map"
-        options = {} if "{e}" in one.pattern else dict(layout.experts)
-        out.add(kind, f"{LAYER}mlp.experts.{part}", one.pattern, **options)
+        ours = LAYER + _leaf("mlp.experts." + part.removesuffix("_bias"), one)
+        if "{e}" in one.pattern:
+            out.add("StackExperts", ours, one.pattern)
+        else:
+            interleaved = layout.interleaved_experts and part.startswith("gate_up")
+            options = {"transpose": _turned(part, one, layout), "layout": "interleaved" if interleaved else None}
+            out.add("Map", ours, one.pattern, **options)
+
+
+def _leaf(ours: str, one: Stored) -> str:
+    """A bare parameter in the file needs the full name of ours."""
+    if one.leaves:
+        return ours
+    return ours + (".bias" if one.pattern.endswith("bias") else ".weight")
+
+
+def _turned(part: str, one: Stored, layout: Layout) -> bool:
+    """Whether a stack of experts is stored [in, out]: told by which side is the hidden size."""
+    if part.endswith("_bias") or len(one.shape) < 2:
+        return False
+    if part == "down":
+        return one.shape[-1] == layout.hidden
+    return one.shape[-2] == layout.hidden != one.shape[-1]

@@ -230,7 +230,7 @@ def attention(a: Attention, hidden: int, key: str) -> Call:
 
 
 def _growth(a: Attention) -> Call | None:
-    """Growth of the queries: on layers without positions (Llama 4), or as a part of the rotary scaling (Ministral 3)."""
+    """Growth of the queries: on layers without positions (Llama 4), or with the rotary scaling (Ministral 3)."""
     scaling = a.positions.scaling
     if a.query_growth_floor is not None:
         floor = Arg("", a.query_growth_floor, "attention.query_growth_floor")

@@ -56,3 +56,8 @@ def with_storage(spec: ArchSpec, model_type: str | None) -> ArchSpec:
         for kind in spec.kinds
     )
     return spec if kinds == spec.kinds else dataclasses.replace(spec, kinds=kinds)
+
+
+def interleaved_experts(model_type: str | None) -> bool:
+    """Whether the experts' gate and up rows are stored in turn: gate 0, up 0, gate 1, ... (gpt-oss)."""
+    return model_type == "gpt_oss"
