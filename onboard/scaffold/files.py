@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ def staging(target: Path) -> Iterator[Path]:
     Raises:
         ConfigError: the parent is not there, or can't be written to.
     """
+    target = Path(os.path.abspath(target))
     try:
         folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     except OSError as error:

@@ -96,7 +96,8 @@ def _merged(base: str, mine: str, new: str, label: str) -> str:
 
     # A last line without its end would run into a marker.
     sides = [text if text.endswith("\n") or not text else text + "\n" for text in (base, mine, new)]
-    merge = Merge3(*(side.splitlines(keepends=True) for side in sides))
+    before, left, right = (side.splitlines(keepends=True) for side in sides)
+    merge = Merge3(before, left, right)
     return "".join(
         merge.merge_lines(
             name_a="yours", name_b=label, start_marker=START, mid_marker=MIDDLE, end_marker=END, reprocess=True

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from onboard.scaffold.answers import Answers
 from onboard.scaffold.files import exchange, staging
-from onboard.scaffold.templating import BASE, KEPT, listing, render
+from onboard.scaffold.record import FILE, Record
+from onboard.scaffold.templating import render
 from vllm_neuron.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Created:
-    """A package that was written: its folder and its files, relative, without those in ``.onboard``."""
+    """A package that was written: its folder and its files, relative, without its record."""
 
     folder: Path
     files: tuple[str, ...]
@@ -31,7 +32,7 @@ def refuse_existing(folder: Path, force: bool) -> None:
         raise ConfigError("folder", str(folder), "a folder, or nothing", "Choose another name or --output.")
     if force or not folder.is_dir() or not any(folder.iterdir()):
         return
-    if (folder / BASE).is_dir():
+    if (folder / FILE).is_file():
         action = (
             "Run `onboard update` there to keep your edits, or give --force to write again what `onboard new` wrote."
         )
@@ -55,18 +56,17 @@ def create(answers: Answers, folder: Path, *, force: bool = False) -> Created:
     refuse_existing(folder, force)
     with staging(folder) as stage:
         fresh = stage / "new"
-        files = render(answers, fresh)
-        if folder.is_dir() and any(folder.iterdir()):
-            _put_into(fresh, folder, stage / "old")
+        record = render(answers, fresh)
+        if folder.is_dir():
+            _put_into(fresh, record, folder, stage / "old")
         else:
             fresh.replace(folder)
-    return Created(folder, tuple(files))
+    return Created(folder, tuple(record.files))
 
 
-def _put_into(fresh: Path, folder: Path, spare: Path) -> None:
-    former = set(listing(folder / BASE)) if (folder / BASE).is_dir() else set()
-    files = set(listing(fresh))
-    foreign = sorted(name for name in files - former if (folder / name).exists())
+def _put_into(fresh: Path, record: Record, folder: Path, spare: Path) -> None:
+    former = Record.read(folder).files if (folder / FILE).is_file() else {}
+    foreign = sorted(name for name in record.files if name not in former and (folder / name).exists())
     if foreign:
         raise ConfigError(
             "folder",
@@ -74,13 +74,10 @@ def _put_into(fresh: Path, folder: Path, spare: Path) -> None:
             "no files of these names that `onboard new` did not write",
             "Move them away, or choose another folder with --output.",
         )
-    gone = {name for name in former - files if _untouched(folder, name)}
-    old_kept = {f"{BASE}/{name}" for name in former}
-    new_kept = {path.relative_to(fresh).as_posix() for path in (fresh / KEPT).rglob("*") if path.is_file()}
+    gone = {name for name in former if name not in record.files and _untouched(folder / name, former[name])}
     spare.mkdir()
-    exchange(fresh, folder, files | new_kept, gone | (old_kept - new_kept), spare)
+    exchange(fresh, folder, {*record.files, FILE}, gone, spare)
 
 
-def _untouched(folder: Path, name: str) -> bool:
-    mine, pristine = folder / name, folder / BASE / name
-    return mine.is_file() and mine.read_bytes() == pristine.read_bytes()
+def _untouched(path: Path, pristine: str) -> bool:
+    return path.is_file() and path.read_bytes() == pristine.encode("utf-8")

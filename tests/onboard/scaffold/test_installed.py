@@ -60,7 +60,7 @@ def installed(make, tmp_path: Path) -> Path:
     return pip_install(make("alt-llama", str(checkpoint(tmp_path / "tiny"))).folder, tmp_path / "site")
 
 
-@pytest.mark.parametrize("plugins", [None, "neuron,neuron_general,alt_llama", "neuron,alt_llama"])
+@pytest.mark.parametrize("plugins", [None, "neuron,alt_llama"])
 def test_B1_a_spawned_child_that_only_loads_plugins_knows_the_architecture(installed, tmp_path, plugins):
     script = tmp_path / "spawn.py"
     script.write_text(SPAWNED)

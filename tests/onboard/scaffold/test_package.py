@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from onboard.errors import RunError
-from onboard.scaffold import files, package, templating
+from onboard.scaffold import files, new, package, record, templating
 from onboard.scaffold.code import ModelCode, OpenFeature
 from onboard.scaffold.origin import label, read, without_paths
+from onboard.scaffold.update import update
 from tests.onboard.scaffold import fake
 from vllm_neuron.errors import ConfigError
 
@@ -65,10 +66,10 @@ def test_no_variable_of_a_template_is_left(make):
         assert b"{{" not in data and b"{%" not in data, name
 
 
-def test_rendered_code_is_clean_under_ruff_and_mypy(make, renderer):
+def test_rendered_files_are_clean_under_ruff(make, renderer):
     renderer(fake.model_code_with_open)
     folder = make().folder
-    for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy", "--strict-optional"]):
+    for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."]):
         done = subprocess.run([sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True,
                               env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
         assert done.returncode == 0, done.stdout
@@ -157,6 +158,17 @@ def test_an_empty_folder_is_fine(make, tmp_path):
     assert make().files
 
 
+def test_the_current_folder_can_be_the_package(make, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    made = new.make("mymodel", "meta-llama/Llama-3.1-8B", Path())
+    assert Path("src/mymodel/model.py").is_file()
+    assert sorted(made.files) == sorted(set(content(Path())) - {record.FILE})
+    Path(".gitignore").unlink()
+    assert update(Path()).changes == ()
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
 def test_the_parent_must_be_there(tmp_path):
     with pytest.raises(ConfigError, match="a folder that is there"):
         package.refuse_existing(tmp_path / "no-such-folder" / "mymodel", force=True)
@@ -192,7 +204,7 @@ def test_force_writes_again_what_an_earlier_run_wrote(make, renderer):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("stop", [0, 3, 14, 20])
+@pytest.mark.parametrize("stop", [0, 3, 14, 18])
 def test_I1_a_stop_half_way_changes_nothing(make, monkeypatch, renderer, tmp_path, error, stop):
     make()
     (tmp_path / "mymodel" / "src" / "mymodel" / "notes.txt").write_text("mine")

@@ -14,7 +14,7 @@ from onboard.scaffold import merge
 from onboard.scaffold.code import ModelCode
 from onboard.scaffold.merge import What, change
 from onboard.scaffold.names import Names
-from onboard.scaffold.templating import BASE, ORIGIN
+from onboard.scaffold.record import FILE, Record
 from onboard.scaffold.update import update
 from tests.onboard.scaffold import fake
 from tests.onboard.scaffold.test_package import config, content
@@ -70,7 +70,7 @@ def test_a_moved_rendering_merges_with_a_users_edit(make, renderer):
     assert what(done) == {MODEL: What.MERGED}
     text = (folder / MODEL).read_text()
     assert "My whole model" in text and "weight=True, eps=" in text
-    assert "My whole model" not in (folder / BASE / MODEL).read_text()
+    assert "My whole model" not in Record.read(folder).files[MODEL]
     assert update(folder).changes == (), "the pristine copy has moved too"
 
 
@@ -78,7 +78,7 @@ def test_a_file_that_the_user_left_alone_is_replaced(make, renderer):
     folder = make().folder
     renderer(rendering(EPS, EPS + "  # new"))
     assert what(update(folder)) == {MODEL: What.UPDATED}
-    assert (folder / MODEL).read_bytes() == (folder / BASE / MODEL).read_bytes()
+    assert (folder / MODEL).read_text() == Record.read(folder).files[MODEL]
 
 
 def test_a_conflict_is_shown_in_place_and_blocks_the_next_update(make, renderer):
@@ -130,7 +130,7 @@ def test_facts_that_moved(make, tmp_path):
 
 def test_a_model_type_is_read_again_by_its_name(make):
     folder = make("mymodel", "qwen3").folder
-    saved = json.loads((folder / ORIGIN).read_text())
+    saved = Record.read(folder).origin
     assert (saved["kind"], saved["label"], saved["raw"]) == ("type", "qwen3", None)
     assert update(folder).changes == ()
 
@@ -166,15 +166,35 @@ def test_a_stop_half_way_changes_nothing(make, renderer, monkeypatch, stop):
 
 def test_what_is_no_package_of_ours_is_refused(tmp_path, make):
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(ConfigError, match=r"\.onboard/base"):
+        with pytest.raises(ConfigError, match=r"\.onboard/record"):
             update(folder)
     folder = make().folder
-    (folder / ORIGIN).write_text("{")
-    with pytest.raises(ConfigError, match="version control"):
+    for damaged in ("{", "{}", "[]", '{"origin": {}, "files": {}}', '{"origin": 1, "files": {"a": [1]}}'):
+        (folder / FILE).write_text(damaged)
+        with pytest.raises(ConfigError, match="version control"):
+            update(folder)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/x", "a/../../b", "..\\x", ""])
+def test_a_record_can_not_name_files_outside(make, name):
+    folder = make().folder
+    saved = json.loads((folder / FILE).read_text())
+    saved["files"][name] = ["mine\n"]
+    (folder / FILE).write_text(json.dumps(saved))
+    (folder.parent / "outside").write_text("mine\n")
+    with pytest.raises(ConfigError, match="inside the package"):
         update(folder)
-    (folder / ORIGIN).write_text("{}")
-    with pytest.raises(ConfigError, match="no kind, label"):
-        update(folder)
+    assert (folder.parent / "outside").read_text() == "mine\n"
+
+
+def test_caches_of_tools_are_no_part_of_a_package(make):
+    folder = make().folder
+    for place in (folder / ".ruff_cache", folder / ".onboard" / "__pycache__", folder / "src/mymodel/__pycache__"):
+        place.mkdir()
+        (place / "x").write_bytes(b"\xff")
+    assert update(folder).changes == ()
+    make(force=True)
+    assert (folder / ".ruff_cache" / "x").is_file()
 
 
 def test_a_file_that_is_no_text_is_named(make, renderer):
