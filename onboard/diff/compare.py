@@ -15,6 +15,7 @@ from onboard.diff.labels import SOFTMAX, Labels, by_label, pattern, pattern_text
 from onboard.diff.rows import ITEMS, Diff, Row
 from onboard.diff.rules import RULES
 from onboard.diff.rules_attention import latent
+from onboard.diff.rules_moe import EXPERTS_ALONE
 from onboard.diff.show import jsonable
 from onboard.diff.side import side
 from onboard.diff.sources import quantization_source, source_of
@@ -67,11 +68,14 @@ class Model:
     def foreign_mlp(self) -> tuple[str, str] | None:
         """Path and name of what the model has in place of a gated MLP in every layer; None when it has one."""
         dense = [k.mlp for k in self.arch.kinds if k.mlp]
-        if any(mlp.gated for mlp in dense):
+        if not dense or any(mlp.gated for mlp in dense):
             return None
-        if dense:
-            return "mlp.gated", "the feed-forward block without a gate"
-        return ("moe", "the mixture-of-experts block") if any(k.moe for k in self.arch.kinds) else None
+        return "mlp.gated", "the feed-forward block without a gate"
+
+    @property
+    def only_experts(self) -> bool:
+        """Whether every feed-forward block of the model is a mixture of experts."""
+        return any(k.moe for k in self.arch.kinds) and not any(k.mlp for k in self.arch.kinds)
 
 
 class Comparison:
@@ -106,7 +110,7 @@ class Comparison:
 
     def _cover(self, path: str, value: Any) -> tuple[str | None, str | None, str | None]:
         """What covers the value, what is missing, and the path of the block to write that it is a detail of."""
-        covered, missing = cover(path, value, RULES)
+        covered, missing = cover(path, value, RULES | EXPERTS_ALONE if self.target.only_experts else RULES)
         if covered and covered.startswith("Attention(") and self.target.only_latent_attention:
             if value in (None, False, "none"):
                 return NOTHING, None, detail_of(path, RULES)

@@ -16,8 +16,10 @@ BLOCKS = {
     "Attention": "vllm_neuron.nn:Attention",
     "LatentAttention": "vllm_neuron.nn:LatentAttention",
     "GatedMLP": "vllm_neuron.nn:GatedMLP",
+    "MoE": "vllm_neuron.nn:MoE",
     "RMSNorm": "vllm_neuron.nn:RMSNorm",
     "RotaryConfig": "vllm_neuron.nn:RotaryConfig",
+    "RouterConfig": "vllm_neuron.nn:RouterConfig",
     "VocabDimShardedEmbedding": "vllm_neuron.nn:VocabDimShardedEmbedding",
     "LMHead": "vllm_neuron.nn:LMHead",
     "Map": "vllm_neuron.model.loading:Map",
@@ -29,6 +31,7 @@ BLOCKS = {
 PARTS = (
     "Alibi",
     "CachedBlock",
+    "Clamp",
     "ColumnParallelLinear",
     "GateUpLinear",
     "HeadNorm",

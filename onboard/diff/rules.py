@@ -19,6 +19,7 @@ from onboard.diff.coverage import (
     takes,
 )
 from onboard.diff.rules_attention import ATTENTION
+from onboard.diff.rules_moe import MIXTURE
 
 
 def scaling(value: Scaling | str | None) -> Answer:
@@ -127,7 +128,7 @@ RULES: dict[str, Rule] = {
     "mlp.down_norm": only(None, "GatedMLP", "a norm before the down projection ({})"),
     "mlp.fused": lambda value: Call("Map", (), "gate and up stored as one") if value
     else Call("Fuse", (), "gate and up stored apart"),
-    "moe": always("a mixture-of-experts block: router, experts, their rows in the checkpoint table"),
+    **MIXTURE,
     "norms.places": lambda value: Wiring(f"{value} placement of the norms in the layer's forward"),
     "norms.kind": only("rms", "RMSNorm", "a {} block"),
     "norms.eps": takes("RMSNorm", "eps"),

@@ -16,7 +16,7 @@ LLAMA = "meta-llama/Llama-3.1-8B"
 FEED_FORWARD = {"mlp.activation": "mlp.gated", "mlp.bias": "mlp.gated", "norms.bias": "norms.kind"}
 PLACES = {"layer.parallel": "norms.places", "layer.shared_norm": "norms.places"}
 FOLLOWERS = {
-    "openai/gpt-oss-20b": {"mlp.bias": "moe"},
+    "openai/gpt-oss-20b": {},
     "EleutherAI/pythia-1b": {**FEED_FORWARD, "layer.parallel": "norms.places"},
     "openai-community/gpt2": FEED_FORWARD,
     "deepseek-ai/DeepSeek-V3": {},
@@ -28,10 +28,10 @@ FOLLOWERS = {
     "google/gemma-4-31B-it": {"attention.width": "layers.head_size_k"},
 }
 TO_WRITE = {
-    "openai/gpt-oss-20b": {"attention.positions.scaling", "moe", "quantization"},
+    "openai/gpt-oss-20b": {"attention.positions.scaling", "quantization"},
     "EleutherAI/pythia-1b": {"mlp.gated", "norms.kind"},
     "openai-community/gpt2": {"embedding.positions", "mlp.gated", "norms.kind"},
-    "deepseek-ai/DeepSeek-V3": {"attention.positions.scaling", "moe", "quantization"},
+    "deepseek-ai/DeepSeek-V3": {"attention.positions.scaling", "quantization"},
     "CohereLabs/c4ai-command-r7b-12-2024": {"norms.kind", "head.multiplier"},
     "google/gemma-4-E2B-it": {"attention.positions.scaling",
                               "per_layer_input", "towers", "layer.output_scalar"},
@@ -67,8 +67,8 @@ def test_every_row_goes_with_a_counted_one_and_no_work_is_lost(base: str) -> Non
 def test_a_detail_counts_when_both_models_have_the_block() -> None:
     found = diff(load("mistralai/Mixtral-8x7B-v0.1"), load("openai/gpt-oss-20b"))
     rows = {row.field: row for row in found.rows}
-    assert "moe" not in rows and rows["mlp.bias"].counts and rows["mlp.bias"].missing
-    assert rows["moe.clamp"].goes_with == rows["moe.router.bias"].goes_with == "mlp.bias"
+    assert "moe" not in rows and rows["mlp.bias"].covered_by == "MoE(bias=True)"
+    assert all(rows[field].counts and rows[field].covered_by for field in ("mlp.bias", "moe.clamp", "moe.router.bias"))
 
 
 def test_work_never_hides_behind_a_covered_row() -> None:
