@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
 import sys
@@ -73,8 +74,8 @@ class Package:
         if folder.is_dir():
             return cls._from_folder(folder.resolve())
         name = str(where)
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ConfigError("PACKAGE", name, "a package's folder, or the name of an importable module")
+        if not all(part.isidentifier() for part in name.split(".")) or not _exists(name):
+            raise ConfigError("PACKAGE", name, "a package's folder, or the name of an importable module; it is neither")
         factory = _import(f"{name}.factory", name, None)
         sources = Path(inspect.getfile(factory)).parent
         made = _factory(factory, None)
@@ -98,6 +99,14 @@ class Package:
             open=open_features(sources, folder, facts.get("open") or ()),
             generated=bool(facts),
         )
+
+
+def _exists(module: str) -> bool:
+    """Whether there is such a module, before its own code runs."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _facts(folder: Path) -> dict[str, Any]:

@@ -130,7 +130,10 @@ class VariantProof:
         config = self.reference.config
         spans = [32, *_spans(getattr(config, "rope_parameters", None))]
         spans += [layer.sliding_window_size or layer.chunk_size or 0 for layer in model.get_kv_spec().layers]
-        length = min(2 * max(spans), LONGEST, model.max_position or LONGEST)
+        wanted = min(2 * max(spans), LONGEST)
+        length = min(wanted, model.max_position or LONGEST)
+        if length < min(wanted, getattr(config, "max_position_embeddings", None) or LONGEST):
+            self.notes.append(f"{self.name}: compared up to position {length}, which is all that the model takes")
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randint(3, model.vocab_size, (length,), generator=generator).tolist()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onboard.prove.proof import Proof
-from onboard.report.proof_rows import HEADINGS, cell, others, summary, told, variants
+from onboard.report.proof_rows import HEADINGS, cell, noted, others, summary, told, variants
 
 
 def render(proof: Proof) -> str:
@@ -27,7 +27,7 @@ def render(proof: Proof) -> str:
         test = f"; `{feature.test}` fails until it is written" if feature.test else ""
         source = f" (transformers: {feature.source})" if feature.source else ""
         lines += _list("Open:", [f"{feature.feature}: `{feature.file}` line {feature.line}{source}{test}"])
-    lines += _list("Notes:", list(proof.notes))
+    lines += _list("Notes:", noted(proof.notes))
     return "\n".join(lines) + "\n"
 
 

@@ -50,11 +50,23 @@ def others(proof: Proof) -> list[Check]:
 
 
 def told(checks: Iterable[Check]) -> list[str]:
-    """Name and message of each check; one line for those of a variant that say the same."""
-    lines: dict[tuple[str, str], list[str]] = {}
+    """``variants: checks: message``, one line for all that say the same."""
+    whats: dict[tuple[str, str], list[str]] = {}
     for check in checks:
-        lines.setdefault((check.variant, check.message), []).append(check.what)
+        whats.setdefault((check.variant, check.message), []).append(check.what)
+    variants: dict[tuple[str, str], list[str]] = {}
+    for (variant, message), names in whats.items():
+        variants.setdefault((", ".join(names), message), []).append(variant)
     return [
-        f"{variant + ': ' if variant else ''}{', '.join(whats)}{': ' + message if message else ''}"
-        for (variant, message), whats in lines.items()
+        ": ".join(filter(None, (", ".join(filter(None, names)), what, message)))
+        for (what, message), names in variants.items()
     ]
+
+
+def noted(notes: Iterable[str]) -> list[str]:
+    """Notes that differ in their variant only, as one line."""
+    variants: dict[str, list[str]] = {}
+    for note in notes:
+        variant, _, text = note.partition(": ")
+        variants.setdefault(text, []).append(variant)
+    return [f"{', '.join(names)}: {text}" for text, names in variants.items()]

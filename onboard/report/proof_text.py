@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from onboard.prove.proof import Proof, Verdict
-from onboard.report.proof_rows import COLUMNS, HEADINGS, cell, others, summary, told, variants
+from onboard.report.proof_rows import HEADINGS, cell, noted, others, summary, told, variants
 from onboard.report.terminal import plain
 
 STYLES = {Verdict.PROVED: "green", Verdict.OPEN: "yellow", Verdict.FAILED: "red"}
@@ -23,7 +23,6 @@ def show(proof: Proof, console: Console) -> None:
         for name, cells in rows:
             table.add_row(plain(name), *(plain(text, _style(text)) for text in cells))
         console.print(table)
-        assert len(HEADINGS) == len(COLUMNS)
     for check in others(proof):
         text = cell([check])
         console.print(plain(f"{check.what}: {text} ({check.seconds:.1f} s)", _style(text)))
@@ -31,7 +30,7 @@ def show(proof: Proof, console: Console) -> None:
     _list(console, "Refused by name:", told(proof.refused))
     _list(console, "Not run:", told(proof.not_run))
     _list(console, "Open:", [f"{o.feature}: {o.file}:{o.line}, see {o.source or 'the README'}" for o in proof.open])
-    _list(console, "Notes:", list(proof.notes))
+    _list(console, "Notes:", noted(proof.notes))
     console.print()
     if proof.divergence is not None:
         console.print(plain(proof.divergence.words(), "red"))
