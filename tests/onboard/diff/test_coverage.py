@@ -15,6 +15,7 @@ from onboard.diff import diff
 from onboard.diff.coverage import ACTIVATIONS, BLOCKS, PARTS, ROTARY_KINDS, Call, Missing, cover
 from onboard.diff.fields import ABSENT
 from onboard.diff.rules import RULES
+from onboard.diff.rules_moe import EXPERTS_ALONE, SCORES
 from onboard.diff.table import BY_LAYER, FIELDS
 from onboard.facts.api import load
 
@@ -78,6 +79,18 @@ def test_every_call_fits_the_real_signature() -> None:
                 assert argument in parameters, f"{path}: {answer.block} takes no {argument}"
                 seen.add((answer.block, argument))
     assert {("Attention", "window"), ("RMSNorm", "plus_one"), ("LMHead", "softcap"), ("RotaryConfig", "factor")} <= seen
+
+
+def test_rows_of_models_with_experts_alone_fit_the_real_signature() -> None:
+    parameters = inspect.signature(real("MoE")).parameters
+    for path, value in (("mlp.activation", "gelu"), ("mlp.gated", False), ("mlp.bias", "up and down")):
+        answer = EXPERTS_ALONE[path](value)
+        assert isinstance(answer, Call) and answer.block == "MoE" and answer.args[0][0] in parameters
+    assert isinstance(EXPERTS_ALONE["mlp.bias"]("up"), Missing)
+
+
+def test_router_scores_are_those_of_the_operation() -> None:
+    assert import_module("vllm_neuron.functional.route").SCORES == SCORES
 
 
 def test_the_signature_check_notices_a_wrong_argument() -> None:
