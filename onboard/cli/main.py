@@ -105,7 +105,8 @@ class ErrorReport:
                 self._say(Exit.BAD_INPUT, f"error: {text}", {"error": type(error).__name__, "message": text})
             case TyperException():
                 self._usage(error)
-            case KeyboardInterrupt():
+            case KeyboardInterrupt() | typer.Abort():
+                # Abort: Ctrl-C, or the end of the input, at a question.
                 self._say(Exit.INTERRUPTED, "interrupted", {"error": "KeyboardInterrupt"})
             case Exception():
                 traceback.print_exception(error)

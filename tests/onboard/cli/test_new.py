@@ -186,3 +186,10 @@ def test_update_in_words(monkeypatch, capsys):
 def test_update_of_something_else(capsys, tmp_path):
     assert cli.run(["update", str(tmp_path)]) == Exit.BAD_INPUT
     assert "onboard new" in capsys.readouterr().err
+
+
+def test_leaving_at_a_question_writes_nothing(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "stdin", Terminal(""))
+    assert cli.run(["new", "mymodel"]) == Exit.INTERRUPTED
+    assert "bug" not in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
