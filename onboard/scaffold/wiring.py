@@ -219,6 +219,7 @@ def attention(a: Attention, hidden: int, key: str) -> Call:
         Arg("chunk", a.chunk, "attention.chunk", None),
         Arg("softcap", a.softcap, "attention.softcap", None),
         Arg("sinks", a.sinks, "attention.sinks", False),
+        Arg("value_scale", a.value_scale, "attention.value_scale", 1.0),
         Arg("output_gate", a.output_gate, "attention.output_gate", None),
         Arg("gate_act", a.gate_act, "attention.gate_act", "sigmoid"),
         Arg("clip", a.clip_qkv, "attention.clip_qkv", None),
@@ -291,6 +292,7 @@ def _latent(a: Attention, hidden: int, turning: Rotating | None) -> Call:
             Arg("kv_bias", a.k_bias, "attention.k_bias", False),
             Arg("o_bias", a.o_bias, "attention.o_bias", False),
             Arg("scale", a.scale, "attention.scale", (m.nope_size + m.rope_size) ** -0.5),
+            Arg("kv_scale", m.kv_scale, "attention.latent.kv_scale", 1.0),
         ),
     )
 

@@ -316,12 +316,18 @@ def _shared_blocks(
     )
 
 
+ZAMBA2_TYPES = [LINEAR, *([LINEAR] * 5 + ["hybrid"]) * 7, *[LINEAR] * 4, "hybrid", *[LINEAR] * 3, "hybrid",
+                *[LINEAR] * 2]  # fmt: skip
+
+
 def build_zamba2(r: Reader, family: Family) -> ArchSpec:
     """Zamba 2: mamba2 layers, shared blocks in turn, each use with low-rank changes of its own."""
     hidden, n = common.hidden_size(r), common.layer_count(r)
-    types = experts.named_types(r, n, {**KINDS, "hybrid": "hybrid"}, "layers_block_type")
-    if types is None:
+    types = experts.named_types(r, n, {**KINDS, "hybrid": "hybrid"}, "layers_block_type") or ZAMBA2_TYPES
+    if len(types) != n:
         raise r.wrong("layers_block_type", None, f"linear_attention or hybrid for each of the {n} layers")
+    if not r.has("intermediate_size"):
+        r.settle("intermediate_size", 4 * hidden, "4 * hidden_size")
     heads, groups = r.integer("n_mamba_heads", "state.heads"), r.integer("mamba_ngroups", "state.groups")
     inner = int(r.integer("mamba_expand", maximum=1024) * hidden)
     if inner % heads:

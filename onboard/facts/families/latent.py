@@ -86,12 +86,11 @@ def build_longcat(r: Reader, family: Family) -> ArchSpec:
     """LongCat Flash: each of its layers is two of ours, with experts that start in the first and end in the second.
 
     The factors on queries and latent are part of the scale and of ``kv_scale``. Experts that give their input back are
-    counted among the experts; they have rows in the fused gate and up weights of transformers, but none in use.
+    not among ``experts``; they have rows in the router, and in the fused weights of transformers unused ones, which
+    are not counted.
     """
     n, hidden = common.layer_count(r), common.hidden_size(r)
     zero = r.maybe_integer("zero_expert_num", minimum=0) or 0
-    real, size = r.integer("num_experts"), r.integer("moe_intermediate_size")
-    r.settle("num_experts", real + zero, "n_routed_experts + zero_expert_num")
     r.use("router_bias", "zero_expert_type")
 
     def make(first: bool) -> Layer:
@@ -106,15 +105,11 @@ def build_longcat(r: Reader, family: Family) -> ArchSpec:
     r.notes.append(f"each of the {n} layers holds two of attention and MLP; they are counted as {2 * n} layers")
     kinds, index = common.distinct([True, False] * n, make)
     spec = common.finish(r, family, kinds, index)
-    # Identity experts have no down projection; their gate and up rows are allocated.
-    down = -n * zero * size * hidden
-    return dataclasses.replace(
-        spec,
-        beyond=(
-            Beyond("experts beside two blocks", "LongcatFlashDecoderLayer", "added after every second layer's MLP"),
-            Beyond("identity experts", "LongcatFlashExperts", f"the last {zero} experts", down),
-        ),
-    )
+    parts = [Beyond("experts beside two blocks", "LongcatFlashDecoderLayer", "added after every second layer's MLP")]
+    if zero:
+        rows = n * zero * hidden
+        parts.append(Beyond("identity experts", "LongcatFlashExperts", f"{zero} after the other experts", rows))
+    return dataclasses.replace(spec, beyond=tuple(parts))
 
 
 def scaled(r: Reader, hidden: int, one: Attention) -> Attention:
