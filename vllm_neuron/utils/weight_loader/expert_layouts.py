@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -95,47 +96,61 @@ def experts_loader(
         CheckpointError: on load, tensors of none of these forms.
         ConfigError: on load, another layout.
     """
-    shape = list(shape)
-    halves = [shape[0] // 2, *shape[1:]] if pairs else shape
+    forms = _Forms(tuple(local), total, one, list(shape), pairs, spare)
+    return SafetensorsWeightLoader(forms.load, arrange=forms.arrange)
 
-    def arrange(slices: Sequence[LazySlice], layout: str) -> Sequence[LazySlice]:
-        if layout not in EXPERT_LAYOUTS or not pairs:
-            allowed = EXPERT_LAYOUTS if pairs else ()
-            raise ConfigError("layout", layout, "interleaved, or none" if pairs else "none", nearest(layout, allowed))
+
+@dataclass(frozen=True)
+class _Forms:
+    """The forms of :func:`experts_loader`, with its arguments."""
+
+    local: tuple[int, ...]
+    total: int
+    one: SafetensorsWeightLoader
+    shape: list[int]
+    pairs: bool
+    spare: int
+
+    @property
+    def halves(self) -> list[int]:
+        """The shape of one of an expert's two tensors."""
+        return [self.shape[0] // 2, *self.shape[1:]]
+
+    def arrange(self, slices: Sequence[LazySlice], layout: str) -> Sequence[LazySlice]:
+        if layout not in EXPERT_LAYOUTS or not self.pairs:
+            allowed = EXPERT_LAYOUTS if self.pairs else ()
+            expected = "interleaved, or none" if self.pairs else "none"
+            raise ConfigError("layout", layout, expected, nearest(layout, allowed))
         whole = the_one(slices)
-        dim = len(whole.get_shape()) - len(shape)
+        dim = len(whole.get_shape()) - len(self.shape)
         return [StridedView(whole, dim, offset, 2) for offset in (0, 1)]
 
-    def transform(slices: Sequence[LazySlice], rank: int) -> Tensor:
+    def load(self, slices: Sequence[LazySlice], rank: int) -> Tensor:
         if not slices:
             raise CheckpointError("experts: tensors", 0, "one or more")
         first = slices[0].get_shape()
-        if len(first) == len(shape) + 1:
-            return _stacked(slices, rank)
-        if pairs and total == len(slices) == 2 and first == shape:
+        if len(first) == len(self.shape) + 1:
+            known = first[0] if first[0] == self.total + self.spare else self.total
+            return expert_parallel_tensor_dim_loader(self.local, self.one, total_num_experts=known).load(slices, rank)
+        if self.pairs and self.total == len(slices) == 2 and first == self.shape:
             expected = "gate and up apart, or one stack: two such tensors are either two experts or gates and ups"
             raise CheckpointError("experts: shape of two tensors", first, expected)
-        if total > 1 and len(slices) <= (2 if pairs else 1):
-            each = halves if len(slices) == 2 else shape
+        if self.total > 1 and len(slices) <= (2 if self.pairs else 1):
+            each = self.halves if len(slices) == 2 else self.shape
             for dim, size in enumerate(each):
-                if first == [*each[:dim], size * total, *each[dim + 1 :]]:
-                    return _flat(slices, dim, size, rank)
-        return _apart(slices, rank, 2 if pairs and first[:1] == halves[:1] else 1)
+                if first == [*each[:dim], size * self.total, *each[dim + 1 :]]:
+                    return self._flat(slices, dim, size, rank)
+        return self._apart(slices, rank, 2 if self.pairs and first[:1] == self.halves[:1] else 1)
 
-    def _stacked(slices: Sequence[LazySlice], rank: int) -> Tensor:
-        count = slices[0].get_shape()[0]
-        known = count if count == total + spare else total
-        return expert_parallel_tensor_dim_loader(local, one, total_num_experts=known).load(slices, rank)
+    def _flat(self, slices: Sequence[LazySlice], dim: int, size: int, rank: int) -> Tensor:
+        """Experts and rows in one dimension."""
+        parts: list[LazySlice] = [SliceView(s, dim, e * size, (e + 1) * size) for e in self.local for s in slices]
+        count = len(self.local)
+        return expert_parallel_interleaved_loader(range(count), self.one, count).load(parts, rank)
 
-    def _flat(slices: Sequence[LazySlice], dim: int, size: int, rank: int) -> Tensor:
-        chosen = [[SliceView(s, dim, e * size, (e + 1) * size) for s in slices] for e in local]
-        parts: list[LazySlice] = [view for views in chosen for view in views]
-        return expert_parallel_interleaved_loader(range(len(chosen)), one, len(chosen)).load(parts, rank)
-
-    def _apart(slices: Sequence[LazySlice], rank: int, pieces: int) -> Tensor:
-        if len(slices) not in (pieces * total, pieces * (total + spare)):
-            expected = f"{pieces * total}, {pieces} for each of {total} experts, or all experts stacked"
+    def _apart(self, slices: Sequence[LazySlice], rank: int, pieces: int) -> Tensor:
+        """A tensor, or ``pieces`` of them, for each expert."""
+        if len(slices) not in (pieces * self.total, pieces * (self.total + self.spare)):
+            expected = f"{pieces * self.total}, {pieces} for each of {self.total} experts, or all experts stacked"
             raise CheckpointError("experts: tensors", len(slices), expected)
-        return expert_parallel_interleaved_loader(local, one, len(slices) // pieces).load(slices, rank)
-
-    return SafetensorsWeightLoader(transform, arrange=arrange)
+        return expert_parallel_interleaved_loader(self.local, self.one, len(slices) // pieces).load(slices, rank)
