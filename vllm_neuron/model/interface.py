@@ -128,15 +128,19 @@ class DecoderModel(nn.Module):
         """Hand each attention block the cache that it reads, its own or that of the layer it shares with.
 
         Raises:
-            ConfigError: a layer has no cache, or a cache has no layer.
+            ConfigError: a layer has no cache, a cache has no layer, or a layer shares one that is unlike what it asks.
         """
         names = {layer.name for layer in self.get_kv_spec().layers}
         if names != caches.keys():
             odd = sorted(names ^ caches.keys())
             raise ConfigError("kv_caches", odd, "exactly one cache for each layer of get_kv_spec()")
+        owners = {block.reads: block for block in self.attentions() if not block.reads_other}
         for block in self.attentions():
             if block.reads not in caches:
                 raise ConfigError("shared_with", block.reads, "a layer with a cache of its own: " + ", ".join(caches))
+            owner = owners[block.reads]
+            if block.asks != owner.asks:
+                raise ConfigError("shared_with", block.asks, f"heads, sizes and window of that layer, {owner.asks}")
             block.bind(caches[block.reads])
 
     def load_weights(self, folder: Path, dtype: torch.dtype, progress: bool = True) -> LoadReport:

@@ -57,7 +57,8 @@ class Attention(CachedBlock):
         gate_act, gate_bias: that activation, ``sigmoid`` or ``softplus``; the projection has a bias.
         clip: queries, keys and values are limited to ``-clip .. clip``.
         alibi: linear biases on the scores.
-        shared_with: an earlier layer whose cache is read; this layer has no keys and values of its own.
+        shared_with: an earlier layer whose cache is read; this layer has no keys and values of its own. KV heads, head
+            sizes, window and chunk are those of that layer.
         value_scale: factor on the values, after ``v_norm``.
         query_growth: queries grow with the position.
         dtype: of parameters and cache; torch's default when None.
@@ -119,8 +120,7 @@ class Attention(CachedBlock):
         self._add_gate(hidden_size, output_gate, gate_act, gate_bias, heads, dtype)
         self._add_sinks(sinks, dtype)
         self._add_alibi(alibi, heads)
-        if not self.reads_other:
-            self.spec = self._spec(window, chunk, dtype)
+        self.asks = self._spec(window, chunk, dtype)
 
     def _spec(self, window: int | None, chunk: int | None, dtype: torch.dtype | None) -> LayerSpec:
         return LayerSpec(

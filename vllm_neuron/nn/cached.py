@@ -18,7 +18,7 @@ class CachedBlock(nn.Module):
     """A block that writes and reads a paged cache.
 
     Attributes:
-        spec: what the block asks of the cache on this rank; None when it reads another layer's and writes none.
+        asks: what the block needs of the cache that it reads, on this rank.
         reads_other: the block reads another layer's cache and writes none.
         reads: name of the cache that the block reads, its own or another layer's.
         cache: what the runner bound; None before :meth:`bind`.
@@ -30,8 +30,13 @@ class CachedBlock(nn.Module):
             raise ConfigError("Attention: shared_with", shared_with, f"a layer before {layer}, whose cache is read")
         self.reads_other = shared_with is not None
         self.reads = cache_name(layer if shared_with is None else shared_with)
-        self.spec: LayerSpec | None = None
+        self.asks: LayerSpec | None = None
         self.cache: KVBinding | None = None
+
+    @property
+    def spec(self) -> LayerSpec | None:
+        """The cache that the block has of its own; None when it reads another layer's and writes none."""
+        return None if self.reads_other else self.asks
 
     def bind(self, cache: KVBinding) -> None:
         """Take the cache named ``reads`` from the runner."""

@@ -113,7 +113,7 @@ class LatentAttention(CachedBlock):
         self.rotary, self.query_growth = rotary, query_growth
         self.q_scale, self.kv_scale = q_scale, kv_scale
         self.scale = (nope_size + rope_size) ** -0.5 if scale is None else scale
-        self.spec = LayerSpec(
+        self.asks = LayerSpec(
             name=self.reads,
             num_kv_heads=1,
             head_size=kv_rank + rope_size,

@@ -97,6 +97,16 @@ def test_keys_of_a_shared_layer_in_the_file_need_a_drop_row(tmp_path: Path) -> N
         load_model(model, TABLE, tmp_path, rank=0, world_size=1, dtype=torch.float32)
 
 
+def test_a_layer_can_not_read_a_cache_of_another_shape() -> None:
+    """The mask is the other layer's: a window of its own would be left out without a word."""
+    blocks = nn.ModuleList(
+        Attention(i, 32, heads=4, kv_heads=2, head_size=8, window=8 if i else None, shared_with=0 if i else None)
+        for i in range(2)
+    )
+    with pytest.raises(ConfigError, match="shared_with"):
+        Session(Blocks(torch.zeros(4, 64), blocks, side_by_side), max_tokens=16)
+
+
 def test_a_layer_can_only_read_an_earlier_one() -> None:
     with pytest.raises(ConfigError, match="shared_with"):
         Attention(1, 32, heads=4, kv_heads=2, head_size=8, shared_with=1)

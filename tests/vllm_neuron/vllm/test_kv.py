@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from vllm import EngineArgs
 from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from tests.support.hf import MODELS
 from vllm_neuron.errors import ConfigError, UnsupportedError
@@ -29,8 +32,15 @@ def vllm_config(tmp_path_factory: pytest.TempPathFactory) -> VllmConfig:
     return made
 
 
-def config_for(vllm_config: VllmConfig, spec: KVSpec, megabytes: int, block_size: int = 16):
-    return get_kv_cache_configs(vllm_config, [kv.to_vllm(spec, block_size)], [megabytes * 2**20])[0]
+def config_for(
+    vllm_config: VllmConfig, spec: KVSpec, megabytes: int, block_size: int = 16, hybrid: bool = True
+) -> KVCacheConfig:
+    scheduler = vllm_config.scheduler_config
+    before, scheduler.disable_hybrid_kv_cache_manager = scheduler.disable_hybrid_kv_cache_manager, not hybrid
+    try:
+        return get_kv_cache_configs(vllm_config, [kv.to_vllm(spec, block_size)], [megabytes * 2**20])[0]
+    finally:
+        scheduler.disable_hybrid_kv_cache_manager = before
 
 
 def test_layers_of_one_kind_have_pages_of_their_own(vllm_config: VllmConfig) -> None:
@@ -81,10 +91,59 @@ def test_F3_windowed_layers_save_memory(vllm_config: VllmConfig) -> None:
     assert share < 0.25, f"a request takes {share:.0%} of what it takes when every layer is full"
 
 
-def test_a_layer_without_plain_keys_is_refused_by_name() -> None:
-    latent = LayerSpec("layers.0.self_attn", 1, 64, torch.float32, latent=True)
+def of(index: int, **options: Any) -> LayerSpec:
+    sizes = {"num_kv_heads": 2, "head_size": 16, "dtype": torch.float32}
+    return LayerSpec(f"layers.{index}.self_attn", **(sizes | options))
+
+
+MIXED = {
+    "head sizes, all full": lambda i: of(i, head_size=16 if i % 3 else 24),
+    "KV heads and head sizes by kind (Gemma 4)": lambda i: (
+        of(i, num_kv_heads=1, head_size=64)
+        if i % 6 == 5
+        else of(i, num_kv_heads=4, head_size=32, sliding_window_size=32)
+    ),
+    "pages that do not divide": lambda i: of(i, head_size=40) if i % 3 == 2 else of(i, sliding_window_size=32),
+    "chunks": lambda i: of(i) if i % 4 == 3 else of(i, chunk_size=64),
+    "latent": lambda i: of(i, num_kv_heads=1, head_size=72, latent=True),
+    "values of another size": lambda i: of(i, head_size_v=24, sliding_window_size=None if i % 2 else 32),
+    "two windows": lambda i: of(i, sliding_window_size=32 if i % 2 else 64),
+}
+
+
+@pytest.mark.parametrize("hybrid", [True, False])
+@pytest.mark.parametrize("name", MIXED)
+def test_layers_that_differ_keep_apart(name: str, hybrid: bool, vllm_config: VllmConfig) -> None:
+    """A block of each group is written by all its layers; each finds its own numbers again, and its own mask."""
+    spec = KVSpec(tuple(MIXED[name](i) for i in range(12)))
+    if name == "two windows" and not hybrid:
+        with pytest.raises(ValueError, match="unified type"):
+            config_for(vllm_config, spec, 1024, hybrid=False)
+        return
+    config = config_for(vllm_config, spec, 1024, hybrid=hybrid)
+    shapes = kv.group_shapes(config, spec)
+    bindings = kv.allocate(config, spec, torch.device("cpu"))
+    for layer in spec.layers:
+        binding = bindings[layer.name]
+        shape = shapes[binding.group]
+        assert (shape.window, shape.chunk) == (layer.sliding_window_size, layer.chunk_size)
+        assert layer.name in config.kv_cache_groups[shape.table].layer_names
+        assert binding.pages.shape == (config.num_blocks, shape.block_size, layer.token_width)
+    numbers = {layer.name: float(i + 1) for i, layer in enumerate(spec.layers)}
+    for one, binding in bindings.items():
+        binding.pages[shapes[binding.group].table + 1] = numbers[one]
+    for one, binding in bindings.items():
+        assert (binding.pages[shapes[binding.group].table + 1] == numbers[one]).all(), one
+    assert len(config.kv_cache_groups) == 1 or hybrid
+
+
+def test_a_layer_that_vllm_has_no_spec_for_is_refused_by_name() -> None:
+    latent = LayerSpec("layers.0.self_attn", 1, 64, torch.float32, latent=True, sliding_window_size=8)
     with pytest.raises(UnsupportedError, match=r"layers\.0\.self_attn.*latent"):
         kv.to_vllm(KVSpec((latent,)), 16)
+    state = LayerSpec("layers.1.mixer", 1, 64, torch.float32, state_shapes=((4, 8),))
+    with pytest.raises(UnsupportedError, match=r"layers\.1\.mixer.*state"):
+        kv.to_vllm(KVSpec((state,)), 16)
 
 
 def test_a_layer_twice_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
@@ -23,11 +24,16 @@ from vllm_neuron.model.kv_cache import KVBinding, KVSpec, LayerSpec
 
 @dataclass(frozen=True)
 class GroupShape:
-    """What the runner has to know of a KV group: tokens a block, and which keys a query sees."""
+    """What the runner has to know of a view of a KV group: tokens a block, and which keys a query sees.
+
+    ``table``: index of vLLM's group, whose block table is read. Layers of one group have several views where vLLM was
+    told to keep windowed layers with full ones.
+    """
 
     block_size: int
     window: int | None
     chunk: int | None
+    table: int = field(default=0, compare=False)
 
     def blocks_needed(self, context: int, queries: int) -> int:
         """M, blocks of a row's table that a step with that context bucket and Q queries reads."""
@@ -44,7 +50,7 @@ def to_vllm(spec: KVSpec, block_size: int) -> dict[str, KVCacheSpec]:
     """vLLM's spec for each layer.
 
     Raises:
-        UnsupportedError: a latent or state layer.
+        UnsupportedError: a layer that keeps a state, or a latent layer with a window or a chunk.
     """
     return {layer.name: _layer_to_vllm(layer, block_size) for layer in spec.layers}
 
@@ -56,34 +62,46 @@ def _layer_to_vllm(layer: LayerSpec, block_size: int) -> KVCacheSpec:
         "head_size": layer.head_size,
         "dtype": layer.dtype,
     }
+    reach = layer.sliding_window_size or layer.chunk_size
+    if layer.kind == "latent" and reach is None:
+        # vLLM's own spec of one vector a token; no values beside it.
+        return MLAAttentionSpec(**common)
+    common["head_size_v"] = layer.value_size
     if layer.kind == "full":
-        return FullAttentionSpec(**common, head_size_v=layer.value_size)
-    if layer.sliding_window_size is not None and layer.value_size == layer.head_size:
+        return FullAttentionSpec(**common)
+    if layer.kind == "sliding":
         return SlidingWindowSpec(**common, sliding_window=layer.sliding_window_size)
-    if layer.chunk_size is not None and layer.value_size == layer.head_size:
+    if layer.kind == "chunked":
         return ChunkedLocalAttentionSpec(**common, attention_chunk_size=layer.chunk_size)
     raise UnsupportedError(
         f"KV cache of {layer.name}",
-        f"{layer.kind}, head sizes {layer.head_size} and {layer.value_size}",
-        "full attention, or a window or chunk with equal head sizes for keys and values",
+        layer.kind if reach is None else f"{layer.kind}, {reach} tokens",
+        "full, sliding or chunked attention, or latent attention over all tokens",
     )
 
 
-def group_shapes(config: KVCacheConfig, spec: KVSpec) -> list[GroupShape]:
-    """The shape of each of vLLM's groups; layers of one group must be masked alike.
+Reach = tuple[int | None, int | None]
 
-    Raises:
-        ConfigError: a group mixes windows.
-    """
+
+def group_shapes(config: KVCacheConfig, spec: KVSpec) -> list[GroupShape]:
+    """The views of a step: one for each of vLLM's groups and each window or chunk in it."""
+    return [
+        GroupShape(_block_size(config.kv_cache_groups[table].kv_cache_spec), *reach, table=table)
+        for table, reach in _views(config, spec)
+    ]
+
+
+def _views(config: KVCacheConfig, spec: KVSpec) -> list[tuple[int, Reach]]:
+    """``(vLLM's group, (window, chunk))`` of each view, in order."""
     layers = {layer.name: layer for layer in spec.layers}
-    shapes = []
-    for group in config.kv_cache_groups:
-        kinds = {(layers[n].sliding_window_size, layers[n].chunk_size) for n in group.layer_names}
-        if len(kinds) != 1:
-            raise ConfigError("KV cache group", sorted(map(str, kinds)), "layers with one window or chunk")
-        window, chunk = kinds.pop()
-        shapes.append(GroupShape(_block_size(group.kv_cache_spec), window, chunk))
-    return shapes
+    found: dict[tuple[int, Reach], None] = {}
+    for table, group in enumerate(config.kv_cache_groups):
+        found.update(dict.fromkeys((table, _reach(layers[name])) for name in group.layer_names))
+    return list(found)
+
+
+def _reach(layer: LayerSpec) -> Reach:
+    return layer.sliding_window_size, layer.chunk_size
 
 
 def _block_size(spec: KVCacheSpec) -> int:
@@ -95,8 +113,9 @@ def _block_size(spec: KVCacheSpec) -> int:
 def allocate(config: KVCacheConfig, spec: KVSpec, device: torch.device) -> dict[str, KVBinding]:
     """Each layer's pages, laid over vLLM's allocation; groups may share bytes, a block being one group's at a time."""
     layers = {layer.name: layer for layer in spec.layers}
-    group_of = {name: i for i, g in enumerate(config.kv_cache_groups) for name in g.layer_names}
-    block_of = {name: _block_size(config.kv_cache_groups[i].kv_cache_spec) for name, i in group_of.items()}
+    table_of = {name: i for i, g in enumerate(config.kv_cache_groups) for name in g.layer_names}
+    block_of = {name: _block_size(config.kv_cache_groups[i].kv_cache_spec) for name, i in table_of.items()}
+    views = _views(config, spec)
     buffers: dict[int, Tensor] = {}
     bindings: dict[str, KVBinding] = {}
     for placed in config.kv_cache_tensors:
@@ -115,7 +134,7 @@ def allocate(config: KVCacheConfig, spec: KVSpec, device: torch.device) -> dict[
                 (placed.block_stride // unit, layer.token_width, 1),
                 (placed.offset + index * placed.layer_stride) // unit,
             )
-            bindings[name] = KVBinding(pages, group_of[name])
+            bindings[name] = KVBinding(pages, views.index((table_of[name], _reach(layer))))
     missing = sorted(set(layers) - set(bindings))
     if missing:
         raise ConfigError("kv_cache_tensors", missing, "memory for every layer")

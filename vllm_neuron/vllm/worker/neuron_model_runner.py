@@ -87,7 +87,7 @@ class NeuronModelRunner:
             block_sizes=[g.block_size for g in groups],
         )
         self.builder = StepBuilder(self.buckets, groups)
-        self.requests = Requests(self._input_batch(groups))
+        self.requests = Requests(self._input_batch(list({g.table: g for g in groups}.values())))
 
     def _input_batch(self, groups: list[kv.GroupShape]) -> InputBatch:
         limits, model = self.vllm_config.scheduler_config, self.vllm_config.model_config
@@ -185,7 +185,7 @@ class NeuronModelRunner:
         rows = batch.num_reqs
         counts = output.num_scheduled_tokens
         scheduled = np.fromiter((counts[request] for request in batch.req_ids), np.int32, rows)
-        tables = [batch.block_table[i].get_numpy_array()[:rows] for i in range(len(self.builder.groups))]
+        tables = [batch.block_table[g.table].get_numpy_array()[:rows] for g in self.builder.groups]
         return Batch(batch.token_ids_cpu, batch.num_computed_tokens_cpu[:rows], scheduled, tables)
 
     def _isolated(self, batch: Batch, work: Work) -> list[tuple[Work, Tensor]]:
