@@ -198,6 +198,12 @@ def settings(config: Any) -> dict[str, Any]:
     return values
 
 
+def _settings(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: v for k, v in value.items() if k not in options.NOT_SETTINGS}
+    return value
+
+
 def _heads(
     full: Mapping[str, Any], values: Mapping[str, Any], own: Mapping[str, str], head: int | None
 ) -> dict[str, Any]:
