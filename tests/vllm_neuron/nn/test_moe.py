@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from onboard.probe.reference import Reference
 from tests.vllm_neuron.nn.moe_cases import CASES, COMMON, LAYER, Case, E, H, I
 from vllm_neuron.model.loading.load import load_model
 from vllm_neuron.model.loading.table import Drop, Table
-from vllm_neuron.nn import MLP, GatedMLP, MoE
+from vllm_neuron.nn import MLP, GatedMLP, MoE, RouterConfig
 from vllm_neuron.parallel import Group, run_in_threads
+from vllm_neuron.parallel.neuron_parallel_state import use_tp_group
+from vllm_neuron.utils.weight_loader import TensorSlice, get_weight_loader
 
 
 @dataclass
@@ -29,7 +32,7 @@ class Family:
     x_TH: Tensor
     y_TH: Tensor
 
-    def ours(self, group: Group, **options: bool) -> MoE:
+    def ours(self, group: Group, **options: Any) -> MoE:
         """Our block, loaded for the current rank."""
         c = self.case
         with torch.device("meta"):
@@ -102,3 +105,43 @@ def test_the_correction_bias_decides(family: Family) -> None:
         return y
 
     assert error(run_in_threads(1, without)[0], family.y_TH) > 1e-2
+
+
+class Counted:
+    """A group that counts its sums."""
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.sums = group, 0
+        self.rank, self.world_size = group.rank, group.world_size
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self.sums += 1
+        return self.group.all_reduce(x)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_biases_of_experts_and_of_the_shared_one_are_in_the_one_sum_once(ranks: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    whole: dict[str, Tensor] = {}
+    x = torch.randn(6, 8, generator=g)
+
+    def build(group: Group) -> tuple[Tensor, int]:
+        counted = Counted(group)
+        with use_tp_group(cast(Group, counted)):
+            shared = GatedMLP(8, 12, act="silu", bias=True)
+            router = RouterConfig(normalize=True, bias=True)
+            block = MoE(
+                8, experts=4, top_k=2, intermediate_size=12, act="silu", router=router, bias=True, shared=shared,
+                shared_gate=True,
+            )  # fmt: skip
+            for name, parameter in block.named_parameters():
+                if name not in whole:
+                    whole[name] = torch.randn(parameter.shape, generator=g)
+                stored = get_weight_loader(parameter).load([TensorSlice(whole[name])], group.rank)
+                parameter.data.copy_(stored)
+            return block(x.clone()), counted.sums
+
+    wanted = run_in_threads(1, build)[0][0]
+    for found, sums in run_in_threads(ranks, build):
+        assert sums == 1
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
