@@ -11,6 +11,7 @@ from torch import Tensor
 import vllm_neuron.functional as NF
 from vllm_neuron.errors import ConfigError, OperationError
 from vllm_neuron.nn import Clamp, MoE, RouterConfig
+from vllm_neuron.parallel import run_in_threads
 
 
 def route(logits: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
@@ -116,7 +117,7 @@ def inputs(dtype: torch.dtype, gated: bool = True) -> tuple[Tensor, ...]:
 def test_the_kernel_equals_the_reference_and_a_plain_loop(name: str, biased: bool, dtype: torch.dtype) -> None:
     options = OPTIONS[name]
     x, weights, experts, up, down, up_bias, down_bias = inputs(dtype, options.get("gated", True))
-    biases = {"up_bias_EF": up_bias, "down_bias_EH": down_bias} if biased else {}
+    biases: dict[str, Any] = {"up_bias_EF": up_bias, "down_bias_EH": down_bias} if biased else {}
     found = NF.moe_experts(x, weights, experts, up, down, **options, **biases)
     reference = NF.moe_experts.reference(x, weights, experts, up, down, **options, **biases)
     torch.testing.assert_close(found, reference, rtol=1e-5 if dtype == torch.float32 else 0.05, atol=1e-5)
@@ -203,8 +204,6 @@ def test_experts_refuse_what_does_not_go_together() -> None:
     ],
 )
 def test_a_block_refuses_what_does_not_go_together(field: str, router: dict[str, Any], options: dict[str, Any]) -> None:
-    from vllm_neuron.parallel import run_in_threads
-
     ranks = options.pop("ranks", 1)
     with pytest.raises(ConfigError, match=field):
         config = RouterConfig(**router)
