@@ -16,10 +16,13 @@ from onboard.prove.proof import BAR
 from onboard.prove.reference import Capture
 from onboard.prove.subject import Runner
 from vllm_neuron.errors import NonFiniteError, ShapeError
+from vllm_neuron.nn import MoE
 from vllm_neuron.step import Phase
 
 # Hidden states as they came, so small that an eps shows, and so large that gelu and its tanh form part.
 PLAIN, TINY, LOUD = 1.0, 1e-3, 6.0
+# A router's scores saturate when loud, and equal scores may be chosen in either order.
+ROUTED = 2.0
 # Blocks that end elsewhere in the two models (a residual inside, say) differ by far more than rounding or an eps does.
 ELSEWHERE = 1e-2
 FIRST_LAYER = "layers.0"
@@ -130,8 +133,8 @@ def compare_blocks(model: Any, capture: Capture, pairs: Sequence[Pair]) -> tuple
     missing = ""
     # A layer must run with its own inner blocks' outputs, so layers and inner blocks take turns.
     for group in ([p for p in usable if p.whole], [p for p in usable if not p.whole]):
-        for scale in (PLAIN, TINY, LOUD):
-            chosen = [pair for pair in group if scale != LOUD or _bears_loud(model, pair)]
+        for scale in (PLAIN, TINY, ROUTED, LOUD):
+            chosen = [pair for pair in group if scale in scales_of(model.get_submodule(pair.ours))]
             if not chosen:
                 continue
             outputs, stopped = feed(model, capture, chosen, scale)
@@ -144,9 +147,15 @@ def compare_blocks(model: Any, capture: Capture, pairs: Sequence[Pair]) -> tuple
     return [each for each in found.values() if each.errors or each.problem], missing
 
 
-def _bears_loud(model: Any, pair: Pair) -> bool:
-    """Scores of an attention grow with the square of its input, and its rounding with them."""
-    return not any(hasattr(module, "bind") for module in model.get_submodule(pair.ours).modules())
+def scales_of(block: nn.Module) -> tuple[float, ...]:
+    """The scales of the input that a block is compared at.
+
+    Scores of an attention grow with the square of its input, and their rounding with them: it gets nothing loud.
+    """
+    inner = list(block.modules())
+    if any(hasattr(module, "bind") for module in inner):
+        return (PLAIN, TINY)
+    return (PLAIN, TINY, ROUTED if any(isinstance(module, MoE) for module in inner) else LOUD)
 
 
 def _measure(compared: Compared, output: Tensor, capture: Capture, scale: float) -> None:
