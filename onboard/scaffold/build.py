@@ -15,6 +15,7 @@ from onboard.scaffold.wiring import Open, Wiring, wire
 
 NORMS = ("attn_norm", "post_attn_norm", "mlp_norm", "post_mlp_norm")
 BLOCKS = ("attn_norm", "attn", "post_attn_norm", "mlp_norm", "mlp", "post_mlp_norm")
+IDENTITY = Call("nn.Identity")
 FRAME = ("embed", "positions", "embed_norm", "norm", "head")
 
 
@@ -110,6 +111,8 @@ def _trees(
     for name in names:
         values = [one[name] for one in blocks]
         if any(v is not None for v in values):
+            if name in NORMS:
+                values = [IDENTITY if v is None else v for v in values]
             trees[name] = unifier.unify(examples, values, name)
     return trees
 

@@ -29,11 +29,13 @@ class Observed:
     Attributes:
         stored: the checkpoint's modules.
         layout: what their names don't say.
+        keys: names in the plain twin's checkpoint.
         modules: Python module that holds the model's classes.
     """
 
     stored: tuple[Stored, ...]
     layout: Layout
+    keys: tuple[str, ...]
     module: Any
 
     def source(self, hf_class: str) -> str:
@@ -54,12 +56,14 @@ def observe(built: Built) -> Observed:
     norms: dict[str, str] = {}
     transposed: set[str] = set()
     final_norm, module = None, None
+    keys: tuple[str, ...] = ()
     for twin, wiring in zip(built.twins[1:], built.wirings[1:], strict=True):
         reference = Reference(twin.config)
         module = inspect.getmodule(type(reference.model))
         saved = _saved(reference)
         shapes |= saved
-        origin = {key: _first(name) for key, name in reference.origin.items()}
+        keys = keys or tuple(saved)
+        origin = {key: _first(name) for key, name in reference.origin.items() if name}
         executed = _executed(reference)
         norms |= _layer_norms(saved, origin, executed, wiring)
         final_norm = final_norm or _final_norm(saved, origin, executed)
@@ -72,10 +76,11 @@ def observe(built: Built) -> Observed:
         transposed=frozenset(transposed),
         latent=bool(attention and attention.latent),
         interleaved_experts=interleaved_experts(built.twins[0].config.model_type),
+        gated_experts=all(k.moe.gated for k in built.twins[0].spec.kinds if k.moe),
         query_gate=bool(attention and attention.output_gate and attention.gate_from == "query"),
         hidden=built.twins[1].spec.hidden,
     )
-    return Observed(tuple(roles.patterns(shapes)), layout, module)
+    return Observed(tuple(roles.patterns(shapes)), layout, keys, module)
 
 
 def _first(names: Any) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from onboard.facts.api import ModelFacts
-from onboard.scaffold import describe
+from onboard.scaffold import describe, roles
 from onboard.scaffold.build import BLOCKS, FRAME, NORMS, Built, build, local_conditions
 from onboard.scaffold.calls import Tree, Unbound
 from onboard.scaffold.code import ModelCode, OpenFeature
@@ -16,7 +16,8 @@ from onboard.scaffold.expressions import field_name
 from onboard.scaffold.observe import Observed, observe
 from onboard.scaffold.shipped import templates
 from onboard.scaffold.study import NOT_THE_MODEL, Twin, twins
-from onboard.scaffold.table import Layout, Rows, rows
+from onboard.scaffold.table import Rows, rows
+from onboard.scaffold.tryout import leftovers
 from onboard.scaffold.wiring import Open
 from vllm_neuron.errors import ConfigError
 
@@ -67,12 +68,20 @@ class _Writer:
     def code(self) -> ModelCode:
         """The rendered and formatted files."""
         missing = self._open()
-        for name in self.rows.unknown:
-            self.rows.add("Drop", name, "", why="of a feature that is not written yet")
+        code = self._files(missing, incomplete=False)
+        if not missing:
+            return code
+        base = self.built.twins[1]
+        unused, unfilled = leftovers(code, self.module, base.config.model_type, base.config, self.observed.keys)
+        for one in roles.patterns({key: () for key in unused}):
+            self.rows.add("Drop", one.pattern, "", why="of a feature that is not written yet")
+        return self._files(missing, incomplete=bool(unfilled))
+
+    def _files(self, missing: tuple[OpenFeature, ...], incomplete: bool) -> ModelCode:
         common = {"title": self.title, "stem": self.stem, "module": self.module, "architecture": self.architecture}
         return ModelCode(
             config_py=_render("config.py.jinja", **common, **self._config()),
-            model_py=_render("model.py.jinja", **common, **self._model(missing)),
+            model_py=_render("model.py.jinja", **common, **self._model(missing, incomplete)),
             factory_py=_render("factory.py.jinja", **common),
             class_name=self.stem + "ForCausalLM",
             architecture=self.architecture,
@@ -84,7 +93,8 @@ class _Writer:
         return rows(self.observed.stored, self.observed.layout)
 
     def _open(self) -> tuple[OpenFeature, ...]:
-        found = [*self.built.open, *(Open(f"stored tensor {name}") for name in self.rows.unknown)]
+        unknown = () if self.built.open else self.rows.unknown
+        found = [*self.built.open, *(Open(f"stored tensor {name}") for name in unknown)]
         return tuple(OpenFeature(o.feature, o.hf_class, self.observed.source(o.hf_class), o.where) for o in found)
 
     # The config class
@@ -175,7 +185,7 @@ class _Writer:
 
     # The model class
 
-    def _model(self, missing: Sequence[OpenFeature]) -> dict[str, Any]:
+    def _model(self, missing: Sequence[OpenFeature], incomplete: bool) -> dict[str, Any]:
         b = self.built
         conditions = local_conditions(list(b.layer.values()))
         norm = self._norm_function()
@@ -192,7 +202,9 @@ class _Writer:
         at = next(k for k, (n, _) in enumerate(frame) if n in ("norm", "head"))
         frame.insert(at, ("layers", layers % b.whole["num_hidden_layers"].text))
         kinds = sorted(self.rows.kinds | {"Table"} | ({"Tie"} if self._tied() else set()))
-        blocks = {x for t in self._block_trees() for x in t.blocks} | ({"Rotary"} if rotary_type else set())
+        blocks = {x for t in self._block_trees() for x in t.blocks if "." not in x} | (
+            {"Rotary"} if rotary_type else set()
+        )
         return {
             "summary": describe.summary(self.built.twins[0].spec),
             "scalar": b.scalar,
@@ -208,8 +220,8 @@ class _Writer:
             "layer_forward": self._forward(),
             "frame_blocks": frame,
             "embed_lines": self._embed(),
-            "open_layer": [_message(o) for o in missing if o.where != "model"],
-            "open_model": [_message(o) for o in missing if o.where == "model"],
+            "open_init": [_message(o) for o in missing] if incomplete else [],
+            "open_layer": [] if incomplete else [_message(o) for o in missing],
         }
 
     def _tied(self) -> bool:

@@ -38,6 +38,7 @@ class Layout:
         qkv: how queries, keys and values are stored, as in ``Attention.storage``.
         transposed: patterns whose matrix is stored [in, out].
         interleaved_experts: the experts' gate and up rows are stored in turn.
+        gated_experts: the experts have a gate.
         latent: attention is latent (MLA).
         query_gate: the output gate's rows are in the query projection.
         hidden: H of the checkpoint that the shapes are from.
@@ -48,6 +49,7 @@ class Layout:
     qkv: str = "separate"
     transposed: frozenset[str] = frozenset()
     interleaved_experts: bool = False
+    gated_experts: bool = True
     latent: bool = False
     query_gate: bool = False
     hidden: int = 0
@@ -193,6 +195,8 @@ def _feed_forward(out: Rows, found: dict[str, Stored], ours: str, layout: Layout
 
 
 def _experts(out: Rows, found: dict[str, Stored], layout: Layout) -> None:
+    if layout.gated_experts and "up" in found and "gate" not in found:
+        found = {("gate_up" if part == "up" else part): one for part, one in found.items()}
     if "gate" in found and "up" in found:
         one, two = found.pop("gate"), found.pop("up")
         key = braces([one.pattern, two.pattern])
