@@ -32,6 +32,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "new": LazyCommand("onboard.cli.new", "Write a model package from a config, and prove it."),
     "update": LazyCommand("onboard.cli.update", "Render a package again and merge that into your edits."),
     "verify": LazyCommand("onboard.cli.verify", "Prove that a package computes what transformers computes."),
+    "zoo": LazyCommand("onboard.cli.zoo", "Write and prove a package for every decoder of transformers."),
 }
 
 EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {text}" for code, text in MEANINGS.items())
