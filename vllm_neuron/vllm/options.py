@@ -74,11 +74,10 @@ def _options(c: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     yield "kv_offloading_size", cache.kv_offloading_size, (None,)
     yield "kv_cache_dtype_skip_layers", cache.kv_cache_dtype_skip_layers, ([],)
     yield "kv_sharing_fast_prefill", cache.kv_sharing_fast_prefill, (False,)
-    yield "attention_backend", c.attention_config.backend, (None,)
+    yield "attention_backend", c.attention_config.backend, (None, *_backends_of_vllm(c.model_config))
     yield "weight_transfer_config", c.weight_transfer_config and c.weight_transfer_config.backend, (None,)
     yield "model_loader_extra_config", c.load_config.model_loader_extra_config, ({},)
     yield "ignore_patterns", c.load_config.ignore_patterns, (["original/**/*"], [])
-    yield "disable_hybrid_kv_cache_manager", c.scheduler_config.disable_hybrid_kv_cache_manager, (None, False)
     yield "enable_layerwise_nvtx_tracing", c.observability_config.enable_layerwise_nvtx_tracing, (False,)
     yield "load_format", c.load_config.load_format, ("auto", "safetensors", "hf")
     m = c.model_config
@@ -91,6 +90,17 @@ def _options(c: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     yield "multimodal model", m.is_multimodal_model, (False,)
     if c.cache_config.cache_dtype not in ("auto", str(m.dtype).removeprefix("torch.")):
         yield "kv_cache_dtype", c.cache_config.cache_dtype, ("auto", str(m.dtype).removeprefix("torch."))
+
+
+def _backends_of_vllm(model: Any) -> tuple[Any, ...]:
+    """Backends that vLLM 0.32 fills in by itself for an architecture; a user's own choice of them looks the same."""
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP, Gemma4Config
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    names = () if model is None else model.architectures
+    if any(MODELS_CONFIG_MAP.get(name) is Gemma4Config for name in names):
+        return (AttentionBackendEnum.TRITON_ATTN,)
+    return ()
 
 
 def refuse_request(params: Any) -> None:

@@ -48,7 +48,6 @@ def configure(checkpoint: Any, usage: UsageContext = UsageContext.LLM_CLASS, **o
         ({"weight_transfer_config": {"backend": "nccl"}}, "weight_transfer_config"),
         ({"model_loader_extra_config": {"foo": 1}}, "model_loader_extra_config"),
         ({"ignore_patterns": ["*.safetensors"]}, "ignore_patterns"),
-        ({"disable_hybrid_kv_cache_manager": True}, "disable_hybrid_kv_cache_manager"),
         ({"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}, "scheduler_cls"),
         ({"additional_config": {"neuron_config": {"num_seq_buckets": [1]}}}, "Did you mean 'num_seqs_buckets'"),
         ({"additional_config": {"neurons": 1}}, "additional_config.neurons"),
