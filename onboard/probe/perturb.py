@@ -1,11 +1,11 @@
-"""Flips of one thing in a reference, each the kind of mistake that a port makes; a proof that is any good finds them."""
+"""Flips of one thing in a reference, each a mistake that a port may make, and that a proof has to find."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,9 @@ def activation(reference: Reference) -> bool:
 
 def _kin(act: Any) -> nn.Module:
     x = torch.linspace(-3, 3, 61)
-    is_exact = torch.allclose(act(x), nn.functional.gelu(x), atol=1e-6) if not list(_parameters(act)) else False
-    return nn.GELU(approximate="tanh") if is_exact else nn.GELU()
-
-
-def _parameters(act: Any) -> Iterator[Tensor]:
-    return act.parameters() if isinstance(act, nn.Module) else iter(())
+    learned = isinstance(act, nn.Module) and any(True for _ in act.parameters())
+    exact = not learned and torch.allclose(act(x), nn.functional.gelu(x), atol=1e-6)
+    return nn.GELU(approximate="tanh") if exact else nn.GELU()
 
 
 def rotary_style(reference: Reference) -> bool:
@@ -172,10 +169,14 @@ def router(reference: Reference) -> bool:
 
 
 def bias(reference: Reference) -> bool:
-    """The biases of the last module that has one, norms left out, are dropped."""
-    found = [m for m in reference.model.modules() if isinstance(m, nn.Linear) and m.bias is not None]
-    for module in found:
-        module.bias.data.zero_()
+    """The biases of all projections are dropped; those of norms stay."""
+    found = []
+    for module in reference.model.modules():
+        weight, value = getattr(module, "weight", None), getattr(module, "bias", None)
+        if isinstance(weight, Tensor) and weight.dim() == 2 and isinstance(value, Tensor):
+            found.append(value)
+    for value in found:
+        value.data.zero_()
     return bool(found)
 
 

@@ -19,6 +19,9 @@ from vllm_neuron.errors import UnsupportedError
 LEARNED_BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar", "correction_bias")
 # Scores become large enough for soft caps, sinks and windows to show.
 QUERY_GAIN = 1.5
+# Kin of GELU differ around 2.
+GATE_GAIN = 2.0
+SMALL_ROWS = slice(3, None, 5)
 MOST_PARAMETERS = 12_000_000
 
 
@@ -138,18 +141,29 @@ def _values(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
     if last == "bias" or "bias" in last:
         return 0.3 * noise
     if parameter.numel() and parameter.float().std(correction=0) == 0:
-        return parameter.float().flatten()[0] + 0.3 * noise
+        return parameter.float().flatten()[0] + 0.3 * noise + (0.5 if _of_queries_or_keys(name) else 0.0)
     return parameter.float() + 0.1 * noise
+
+
+def _of_queries_or_keys(name: str) -> bool:
+    return any(part in name for part in ("q_norm", "k_norm", "query_norm", "key_norm", "q_layernorm", "k_layernorm"))
 
 
 def _matrix(name: str, parameter: Tensor, noise: Tensor) -> Tensor:
     lowered = name.lower()
     if "embed" in lowered or lowered.endswith(("wte.weight", "wpe.weight")):
+        # Inputs this small show the eps of the first norms.
+        noise[SMALL_ROWS] *= 0.01
         return noise * 0.5
     if "experts" in lowered and parameter.dim() == 3:
         return noise / math.sqrt(min(parameter.shape[1:]))
-    gain = QUERY_GAIN if any(part in lowered for part in ("q_proj", "k_proj", "query", "q_b_proj")) else 1.0
-    return noise * gain / math.sqrt(parameter.shape[-1])
+    return noise * _gain(lowered) / math.sqrt(parameter.shape[-1])
+
+
+def _gain(name: str) -> float:
+    if any(part in name for part in ("q_proj", "k_proj", "query", "q_b_proj")):
+        return QUERY_GAIN
+    return GATE_GAIN if "gate_proj" in name else 1.0
 
 
 def origins(model: nn.Module, folder: Path) -> dict[str, tuple[str, ...]]:
