@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+import vllm_neuron.functional as NF
 from vllm_neuron.errors import CheckpointError, ConfigError
 from vllm_neuron.parallel import get_tp_group
 from vllm_neuron.utils.weight_loader import LazySlice, SafetensorsWeightLoader, set_weight_loader
@@ -82,6 +83,23 @@ class HeadNorm(nn.Module):
 
     def forward(self, x_TND: Tensor) -> Tensor:
         """See the class."""
+        weight, bias = self.weight, self.bias
+        if self.norm.width == "full" and self.group.world_size == 1:
+            flat = self._operation(x_TND.flatten(-2), _flat(weight), _flat(bias))
+            return flat.unflatten(-1, x_TND.shape[-2:])
+        if self.norm.width == "head" or (self.norm.width == "each_head" and self.norm.kind != "layernorm"):
+            return self._operation(x_TND, weight, bias)
+        return self._written_out(x_TND)
+
+    def _operation(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        eps, plus_one = self.norm.eps, self.norm.plus_one
+        if self.norm.kind == "layernorm":
+            return NF.layer_norm(x, weight, bias, eps=eps, plus_one=plus_one)
+        normed = NF.rms_norm(x, weight, eps=eps, plus_one=plus_one)
+        return normed if bias is None else normed + bias
+
+    def _written_out(self, x_TND: Tensor) -> Tensor:
+        """Statistics over the ranks, or a weight for each head: no operation takes those."""
         x = x_TND.float()
         if self.norm.kind == "layernorm":
             x = x - self._mean(x)
@@ -104,6 +122,10 @@ class HeadNorm(nn.Module):
         if self.group.world_size > 1:
             total = self.group.all_reduce(total)
         return total / (self.width * self.replicas)
+
+
+def _flat(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.flatten()
 
 
 def heads_loader(heads: int, size: int, ranks: int, replicas: int) -> SafetensorsWeightLoader:
