@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 NOT_SETTINGS = ("model_type", "transformers_version", "architectures", "quantization_config", "dtype", "torch_dtype",
-                "_name_or_path", "id2label", "label2id", "problem_type", "output_attentions", "output_hidden_states", "_output_attentions",
-                "return_dict", "is_encoder_decoder", "chunk_size_feed_forward")  # fmt: skip
+                "_name_or_path", "id2label", "label2id", "problem_type", "output_attentions", "output_hidden_states",
+                "_output_attentions", "return_dict", "is_encoder_decoder", "chunk_size_feed_forward")  # fmt: skip
 TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SWITCHES = (
     "attention_bias",
@@ -27,7 +27,6 @@ SWITCHES = (
     "multi_query",
     "alibi",
     "do_layer_norm_before",
-    "norm_topk_prob",
     "norm_topk_prob",
     "attention_k_eq_v",
     "mup_enabled",
@@ -120,8 +119,18 @@ OWN: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_hidden_layers": 4,
                  "num_dense_layers": 1},
-    "cohere_compass_text": {"rope_parameters": {k: {"rope_type": "axial", "rope_theta": 10000.0} for k in
+    "gemma3n_text": {"intermediate_size": 112, "laurel_rank": 8},
+    "zamba": {"attention_hidden_size": 192, "attention_head_dim": 48, "mamba_dt_rank": 6},
+    "zamba2": {"attention_hidden_size": 192, "attention_head_dim": 48, "mamba_headdim": 24, "n_mamba_heads": 8,
+               "kv_channels": 24, "num_query_groups": 4, "adapter_rank": 8, "mamba_d_state": 16},
+    "cohere_compass_text": {"rope_parameters": {k: {"rope_type": "default", "rope_theta": 10000.0} for k in
                                                 ("full_attention", "sliding_attention")}},
+    "phi4_multimodal": {
+        "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+                          "image_size": 28, "crop_size": 28},
+        "audio_config": {"hidden_size": 32, "intermediate_size": 48, "num_blocks": 1, "num_attention_heads": 2,
+                         "ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32, "nemo_conv_channels": 32},
+    },
     "xlstm": {"embedding_dim": 96, "num_heads": 4},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 10000.0},

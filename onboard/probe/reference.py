@@ -20,7 +20,7 @@ LEARNED_BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar", "co
 # Scores become large enough for soft caps, sinks and windows to show.
 QUERY_GAIN = 1.5
 # Kin of GELU differ around 2.
-GATE_GAIN = 2.0
+GATE_GAIN = 1.6
 SMALL_ROWS = slice(3, None, 5)
 MOST_PARAMETERS = 12_000_000
 
@@ -141,7 +141,7 @@ def _values(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
     if last == "bias" or "bias" in last:
         return 0.3 * noise
     if parameter.numel() and parameter.float().std(correction=0) == 0:
-        return parameter.float().flatten()[0] + 0.3 * noise + (0.5 if _of_queries_or_keys(name) else 0.0)
+        return parameter.float().flatten()[0] + 0.3 * noise + (0.2 if _of_queries_or_keys(name) else 0.0)
     return parameter.float() + 0.1 * noise
 
 
@@ -153,7 +153,7 @@ def _matrix(name: str, parameter: Tensor, noise: Tensor) -> Tensor:
     lowered = name.lower()
     if "embed" in lowered or lowered.endswith(("wte.weight", "wpe.weight")):
         # Inputs this small show the eps of the first norms.
-        noise[SMALL_ROWS] *= 0.01
+        noise[SMALL_ROWS] *= 0.02
         return noise * 0.5
     if "experts" in lowered and parameter.dim() == 3:
         return noise / math.sqrt(min(parameter.shape[1:]))
