@@ -122,7 +122,8 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"intermediate_size": 112, "laurel_rank": 8},
     "zamba": {"attention_hidden_size": 192, "attention_head_dim": 48, "mamba_dt_rank": 6},
     "zamba2": {"attention_hidden_size": 192, "attention_head_dim": 48, "mamba_headdim": 24, "n_mamba_heads": 8,
-               "kv_channels": 24, "num_query_groups": 4, "adapter_rank": 8, "mamba_d_state": 16},
+               "kv_channels": 24, "num_query_groups": 4, "adapter_rank": 8, "mamba_d_state": 16, "num_hidden_layers": 5,
+               "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "linear_attention"]},
     "cohere_compass_text": {"rope_parameters": {k: {"rope_type": "default", "rope_theta": 10000.0} for k in
                                                 ("full_attention", "sliding_attention")}},
     "phi4_multimodal": {

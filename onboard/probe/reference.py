@@ -97,11 +97,11 @@ def causal_class(config: Any) -> Any:
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if found is None:
         # The text part of a model with other inputs too.
         wider = (c for c in MODEL_FOR_CAUSAL_LM_MAPPING if type(config) in getattr(c, "sub_configs", {}).values())
-        models = (MODEL_FOR_CAUSAL_LM_MAPPING[c] for c in wider)
+        models: Iterator[Any] = (MODEL_FOR_CAUSAL_LM_MAPPING[c] for c in wider)
         found = next((m for m in models if m.config_class is type(config)), None)
     if found is None:
         raise UnsupportedError("model_type", config.model_type, "a causal LM of the installed transformers")

@@ -115,7 +115,7 @@ def _class(model_type: str) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     outer = CONFIG_MAPPING[model_type]
-    model = MODEL_FOR_CAUSAL_LM_MAPPING.get(outer, None)
+    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(outer, None)
     return outer if model is None else model.config_class
 
 
