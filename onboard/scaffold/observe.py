@@ -95,7 +95,7 @@ def _saved(reference: Any) -> dict[str, tuple[int, ...]]:
         reference.save(Path(folder))
         for path in sorted(Path(folder).glob("*.safetensors")):
             with safe_open(path, "pt") as tensors:
-                found |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}
+                found |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
     return found
 
 
@@ -123,7 +123,7 @@ def _layer_norms(
     """Stored norm within a layer -> ours, by the order in which they run."""
     layers: dict[int, dict[str, str]] = {}
     for key in saved:
-        module, _, leaf = key.rpartition(".")
+        leaf = key.rpartition(".")[2]
         pattern = roles.patterns({key: ()})[0].pattern
         prefix, tail = roles.split(pattern)
         found = re.search(r"\.(\d+)\.", key)

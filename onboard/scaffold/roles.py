@@ -17,6 +17,7 @@ ATTENTION = {
     "v": r"v_proj(\.linear)?|Wv|wv|project_v|value|v_lin",
     "qkv": r"query_key_value|qkv_proj|c_attn|Wqkv|W_pack|wqkv",
     "o": r"o_proj(\.linear)?|out_proj|dense|c_proj|Wo|wo|attention_out|out_lin",
+    "o.bias": r"dense_bias",
     "q_norm": r"q_norm|q_layernorm|query_layernorm|q_layer_norm",
     "k_norm": r"k_norm|k_layernorm|key_layernorm|k_layer_norm",
     "sinks": r"sinks|attention_sink_bias|learnable_sink_param",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onboard.arch.blocks import Positions
-from onboard.scaffold.calls import Arg, Call, Unbound, Unifier
+from onboard.scaffold.calls import Arg, Call, Tree, Unbound, Unifier
 from onboard.scaffold.expressions import Example
 from onboard.scaffold.study import Twin
 from onboard.scaffold.wiring import Wiring
@@ -70,7 +70,7 @@ def settings(unifier: Unifier, twins: Sequence[Twin], wirings: Sequence[Wiring])
 def _one(unifier: Unifier, twins: Sequence[Twin], wirings: Sequence[Wiring], key: str) -> Settings:
     chosen = [(t, w.positions[key]) for t, w in zip(twins, wirings, strict=True) if key in w.positions]
     examples = [Example(t.env, 0, t.spec.layers) for t, _ in chosen]
-    head = unifier.unify(examples, [size for _, (_, size) in chosen], "attention.head_size_k")
+    head = _head_size(unifier, examples, [size for _, (_, size) in chosen], key)
     length = unifier.unify(examples, [t.spec.max_positions for t, _ in chosen], "max_positions")
     positions = [p for _, (p, _) in chosen]
     options, option_fields = _options(unifier, examples, positions)
@@ -83,6 +83,21 @@ def _one(unifier: Unifier, twins: Sequence[Twin], wirings: Sequence[Wiring], key
     call = [direct(p, size, t.spec.max_positions) for t, (p, size) in chosen]
     tree = unifier.unify(examples, call, "attention.positions")
     return Settings(_local(tree.text), False, (), tree.fields)
+
+
+def _head_size(unifier: Unifier, examples: Sequence[Example], sizes: Sequence[int], key: str) -> Tree:
+    """The size of a head in the layers of one kind."""
+    try:
+        return unifier.unify(examples, sizes, "attention.head_size_k")
+    except Unbound:
+        for name in unifier.search.names:
+            values = [(e.env[name], e.env.get("layer_types"), size) for e, size in zip(examples, sizes, strict=True)]
+            if all(
+                isinstance(v, tuple) and kinds and key in kinds and v[kinds.index(key)] == size
+                for v, kinds, size in values
+            ):
+                return Tree(f"c.{name}[c.layer_types.index({key!r})]", (name, "layer_types"))
+        raise
 
 
 def _has_block(twin: Twin, key: str) -> bool:

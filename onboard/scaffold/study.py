@@ -56,6 +56,7 @@ class Twin:
         spec: the architecture, read by the same rules as the model's own.
         env: field -> value, under the names that expressions use.
         sources: path in the architecture -> fields that decide it.
+        derived: fields that no attribute holds -> (the expression over ``hf_config``, the helpers that it calls).
     """
 
     name: str
@@ -63,6 +64,7 @@ class Twin:
     spec: ArchSpec
     env: Mapping[str, Any]
     sources: Mapping[str, tuple[str, ...]]
+    derived: Mapping[str, tuple[str, tuple[str, ...]]]
 
     def examples(self) -> list[Example]:
         """One for each layer."""
@@ -107,12 +109,17 @@ def twins(facts: ModelFacts, variants: Sequence[tuple[str, Any]]) -> list[Twin]:
 
 def twin(name: str, config: Any, spec: ArchSpec, facts: ModelFacts) -> Twin:
     """A config with its spec and the fields that decide each value."""
-    env = environment(config)
-    return Twin(name, config, spec, env, _hints(facts, env, getattr(config, "attribute_map", None) or {}))
+    env, derived = environment(config)
+    hints = _hints(facts, env, getattr(config, "attribute_map", None) or {})
+    return Twin(name, config, spec, env, hints, derived)
 
 
-def environment(config: Any) -> dict[str, Any]:
-    """Field -> value of a config object, under transformers' common names where a class has its own."""
+Derived = dict[str, tuple[str, tuple[str, ...]]]
+
+
+def environment(config: Any) -> tuple[dict[str, Any], Derived]:
+    """Field -> value of a config object, under transformers' common names where a class has its own; and how those
+    are read that no single attribute holds."""
     own = {v: k for k, v in (getattr(config, "attribute_map", None) or {}).items()}
     values: dict[str, Any] = {}
     for name, value in vars(config).items():
@@ -125,12 +132,40 @@ def environment(config: Any) -> dict[str, Any]:
     for name in ("layer_types", "layers_block_type", "mlp_layer_types"):
         if name not in values and isinstance(getattr(config, name, None), list | tuple):
             values[name] = getattr(config, name)
-    if "hidden_size" in values and "num_attention_heads" in values:
+    derived = _derived(config, values)
+    return {name: _plain(name, values[name]) for name in sorted(values, key=_rank)}, derived
+
+
+def _derived(config: Any, values: dict[str, Any]) -> Derived:
+    """Add what takes a helper to read."""
+    derived: Derived = {}
+    varying = {k for each in (config.to_dict().get("per_layer_config") or {}).values() for k in each}
+    for name in sorted(varying & values.keys()):
+        values[name] = helpers.per_layer(config, name)
+        derived[name] = (f"per_layer(hf_config, {name!r})", ("per_layer",))
+    if "head_dim" not in varying and {"hidden_size", "num_attention_heads"} <= values.keys():
         try:
             values["head_dim"] = helpers.head_size(config)
+            derived["head_dim"] = ("head_size(hf_config)", ("head_size",))
         except (ConfigError, TypeError):
             values.pop("head_dim", None)
-    return {name: _plain(name, values[name]) for name in sorted(values, key=_rank)}
+    if isinstance(values.get("num_kv_shared_layers"), int) and values.get("layer_types"):
+        values["kv_source"] = helpers.shared_kv_layers(values["layer_types"], values["num_kv_shared_layers"])
+        text = "shared_kv_layers(require(hf_config, 'layer_types'), require(hf_config, 'num_kv_shared_layers'))"
+        derived["kv_source"] = (text, ("require", "shared_kv_layers"))
+    if isinstance(values.get("kv_lora_rank"), int):
+        try:
+            values["latent_scale"] = helpers.latent_scale(config)
+            derived["latent_scale"] = ("latent_scale(hf_config)", ("latent_scale",))
+        except (ConfigError, TypeError):
+            values.pop("latent_scale", None)
+    rope = getattr(config, "rope_parameters", None)
+    if isinstance(rope, Mapping) and not any(isinstance(v, Mapping) for v in rope.values()):
+        for name in ("original_max_position_embeddings", "llama_4_scaling_beta"):
+            if isinstance(rope.get(name), int | float):
+                values[name] = rope[name]
+                derived[name] = (f"rope_parameters(hf_config)[{name!r}]", ("rope_parameters",))
+    return derived
 
 
 def _rank(name: str) -> tuple[int, str]:
@@ -143,6 +178,10 @@ def _plain(name: str, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+# Derived fields that decide a value, beside the ones that the facts name.
+EXTRA_HINTS = {"attention.scale": ("latent_scale",), "attention.shared_kv": ("kv_source",)}
+
+
 def _hints(facts: ModelFacts, env: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     common = {v: k for k, v in renamed.items()}
     prefix = facts.section + "." if facts.section else ""
@@ -152,6 +191,7 @@ def _hints(facts: ModelFacts, env: Mapping[str, Any], renamed: Mapping[str, str]
         words = [key.removeprefix(prefix), *re.findall(r"[A-Za-z_][\w.]*", key)]
         names = [common.get(w, w) for w in words]
         plain = path.split("@", 1)[0]
+        names += EXTRA_HINTS.get(plain, ())
         found = tuple(dict.fromkeys(n for n in names if n in env))
         hints[plain] = tuple(dict.fromkeys((*hints.get(plain, ()), *found)))
     return hints

@@ -163,6 +163,8 @@ def _mlp(out: Rows, members: Sequence[Stored], layout: Layout) -> None:
             out.add("Map", f"{LAYER}mlp.{router}", one.pattern)
         elif inside is not None:
             _keep(out, experts, _expert_part(inside.group(2)), one)
+        elif len(one.shape) == 3:
+            _keep(out, experts, roles.matching(roles.MLP, tail), one)
         elif router is not None:
             out.add("Map", LAYER + "mlp.router", one.pattern)
         elif tail == "layer_scalar":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,3 +74,18 @@ def rope_parameters(hf_config: Any, layer_type: str | None = None) -> Mapping[st
     if layer_type not in parameters:
         raise ConfigError("config.rope_parameters", sorted(parameters), f"a block named {layer_type}")
     return parameters[layer_type]
+
+
+def latent_scale(hf_config: Any) -> float:
+    """Factor on the scores of latent attention: ``1 / sqrt(nope + rope size)``, times yarn's magnitude squared where
+    the rotary settings name ``mscale_all_dim`` (transformers 5.19, models/deepseek_v3).
+
+    Raises:
+        ConfigError: a size or the settings are missing.
+    """
+    size = require(hf_config, "qk_nope_head_dim") + require(hf_config, "qk_rope_head_dim")
+    settings = rope_parameters(hf_config)
+    over_all, factor = settings.get("mscale_all_dim"), settings.get("factor")
+    if settings.get("rope_type", "default") == "default" or not over_all or not factor or factor <= 1:
+        return float(size**-0.5)
+    return float(size**-0.5 * (0.1 * over_all * math.log(factor) + 1.0) ** 2)

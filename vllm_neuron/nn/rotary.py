@@ -15,7 +15,7 @@ from vllm_neuron.errors import ConfigError, UnsupportedError, nearest
 from vllm_neuron.nn.frequencies import KINDS
 
 # Keys that change nothing for text: axes of a multimodal rope, whose positions are all the same there.
-NEUTRAL = ("type", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
+NEUTRAL = ("type", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta", "max_position_embeddings")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class RotaryConfig:
         leading: the turned elements are the first ones, else the last ones.
         reverse: turned by minus the angle (NanoChat).
         dealt: the first so many frequencies are reordered, even indices before odd ones (Cohere Compass).
+
+    Raises:
+        UnsupportedError: a kind of another name.
+        ConfigError: a rotary width that is odd or wider than the head; longrope's lists, or ``dealt``, of another
+            length than there are frequencies.
     """
 
     head_size: int
@@ -59,6 +64,17 @@ class RotaryConfig:
     leading: bool = True
     reverse: bool = False
     dealt: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise _unknown(self.kind)
+        if self.live % 2 or not 0 <= self.live <= self.head_size or not self.width:
+            raise ConfigError("rotary_size", self.live, f"an even number up to head_size {self.head_size}")
+        for name in ("short_factors", "long_factors") if self.kind == "longrope" else ():
+            if len(getattr(self, name)) != self.width // 2:
+                raise ConfigError(name, len(getattr(self, name)), f"{self.width // 2} numbers, half the rotary width")
+        if self.dealt is not None and not 0 <= self.dealt <= self.width // 2:
+            raise ConfigError("dealt", self.dealt, f"at most {self.width // 2}, half the rotary width")
 
     @property
     def live(self) -> int:
@@ -90,30 +106,31 @@ class RotaryConfig:
         """Read a Hugging Face ``rope_parameters`` block (transformers 5; older spellings are folded into it there).
 
         Args:
-            parameters: the block; ``partial_rotary_factor`` counts once, and not where ``rotary_size`` is given.
+            parameters: the block; its ``partial_rotary_factor`` says the same as ``rotary_size``, and counts once.
             head_size: D.
             max_position: positions that the model is made for.
             interleaved, rotary_size, leading, reverse, dealt: what the block does not say, see the class.
 
         Raises:
             UnsupportedError: a rope type that has no table here; nothing falls back to another type.
-            ConfigError: a key that the type doesn't take, or one that it needs and that is missing.
+            ConfigError: a key that the type doesn't take, one that it needs and that is missing, or a
+                ``rotary_size`` that the block contradicts.
         """
         if max_position is None:
             raise ConfigError("max_position_embeddings", None, "the positions that the rotary table covers")
         given = {k: v for k, v in parameters.items() if v is not None and k not in NEUTRAL}
         kind = given.pop("rope_type", None) or parameters.get("type") or "default"
         if kind not in KINDS:
-            raise UnsupportedError(
-                "rope_type", kind, "one of " + ", ".join(KINDS), "Write its table in nn/frequencies.py."
-            )
+            raise _unknown(kind)
         if kind == "dynamic" and given.get("alpha"):
             kind, given = "default", {"rope_theta": _stretched_base(given, head_size)}
         partial = given.pop("partial_rotary_factor", None)
         fields: dict[str, Any] = {"base": _number(given, "rope_theta"), "kind": kind}
-        if rotary_size is None and partial is not None and partial != 1.0:
-            halves = int(partial * head_size // 2)
-            rotary_size = 2 * halves if kind == "proportional" else int(head_size * partial)
+        if partial is not None and partial != 1.0:
+            share = 2 * int(partial * head_size // 2) if kind == "proportional" else int(head_size * partial)
+            if rotary_size not in (None, share):
+                raise ConfigError("rotary_size", rotary_size, f"{share}, as partial_rotary_factor {partial} says")
+            rotary_size = share
         fields |= _READERS[kind](given, max_position)
         given.pop("original_max_position_embeddings", None)
         if given:
@@ -137,6 +154,10 @@ class RotaryConfig:
             return inverse
         first = inverse[: self.dealt]
         return torch.cat((first[0::2], first[1::2], inverse[self.dealt :]))
+
+
+def _unknown(kind: str) -> UnsupportedError:
+    return UnsupportedError("rope_type", kind, "one of " + ", ".join(KINDS), "Write its table in nn/frequencies.py.")
 
 
 def _stretched_base(given: dict[str, Any], head_size: int) -> float:
