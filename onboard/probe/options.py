@@ -123,6 +123,7 @@ OWN: dict[str, dict[str, Any]] = {
     "zamba": {"attention_hidden_size": 192, "attention_head_dim": 48, "mamba_dt_rank": 6},
     "zamba2": {"attention_hidden_size": 192, "attention_head_dim": 48, "mamba_headdim": 24, "n_mamba_heads": 8,
                "kv_channels": 24, "num_query_groups": 4, "adapter_rank": 8, "mamba_d_state": 16, "num_hidden_layers": 5,
+               "hybrid_layer_ids": [1, 3],
                "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "linear_attention"]},
     "cohere_compass_text": {"rope_parameters": {k: {"rope_type": "default", "rope_theta": 10000.0} for k in
                                                 ("full_attention", "sliding_attention")}},

@@ -58,7 +58,8 @@ class Row:
         if unknown or raw.get("verdict") not in VERDICTS:
             what = unknown[0] if unknown else f"verdict {raw.get('verdict')!r}"
             raise ConfigError("result", what, "a result of this version", "Run again without --resume.")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
+        return cls(**values)
 
 
 def counts(rows: Sequence[Row]) -> dict[str, int]:
