@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import vllm_neuron.functional as NF
 
 
-def dense(q, k, v, mask, scale, softcap=None, sinks=None):
+def dense(q, k, v, mask, scale, softcap=None, sinks=None, bias=None):
     """Attention in float64, one head after another."""
     queries, heads, _ = q.shape
     group = heads // k.shape[1]
@@ -19,6 +19,8 @@ def dense(q, k, v, mask, scale, softcap=None, sinks=None):
         scores = q[:, head].double() @ k[:, head // group].double().t() * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
+        if bias is not None:
+            scores = scores + bias[head].double()
         scores = scores.masked_fill(~mask, float("-inf"))
         if sinks is not None:
             column = torch.full((queries, 1), float(sinks[head]), dtype=torch.float64)
@@ -40,6 +42,7 @@ options = st.fixed_dictionaries(
         "window": st.sampled_from([None, 1, 5, 16]),
         "softcap": st.sampled_from([None, 2.0]),
         "sinks": st.booleans(),
+        "bias": st.booleans(),
         "kernels": st.sampled_from(["auto", "off"]),
         "seed": st.integers(0, 999),
     }
@@ -72,13 +75,16 @@ def test_paged_equals_dense(o: dict, queries: int) -> None:
     keys = torch.arange(table_length * o["block"])
     rows = torch.arange(o["length"] - queries, o["length"])[:, None]
     mask = (keys <= rows) if o["window"] is None else (keys <= rows) & (keys > rows - o["window"])
-    expected = dense(q, k, v, mask[:, : o["length"]], 0.3, o["softcap"], sinks)
+    bias = torch.randn(1, heads, queries, keys.numel(), generator=generator) if o["bias"] else None
+    near = None if bias is None else bias[..., : o["length"]]
+    expected = dense(q, k, v, mask[:, : o["length"]], 0.3, o["softcap"], sinks, None if near is None else near[0])
 
     operation = NF.attention_decode if queries == 1 else NF.segmented_attention
     arguments = {"scale": 0.3, "softcap": o["softcap"], "sinks_N": sinks}
     with NF.use_kernels(o["kernels"]):
-        paged = operation(q[None], pages, table, mask[None], kv_heads=kv_heads, **arguments)
-        flash = NF.flash_attention(q[None], k[None], v[None], mask[None, :, : o["length"]], **arguments)
+        paged = operation(q[None], pages, table, mask[None], kv_heads=kv_heads, bias_BNQS=bias, **arguments)
+        seen = mask[None, :, : o["length"]]
+        flash = NF.flash_attention(q[None], k[None], v[None], seen, bias_BNQS=near, **arguments)
     torch.testing.assert_close(paged[0].double(), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(flash[0].double(), expected, rtol=1e-4, atol=1e-5)
 
@@ -107,3 +113,28 @@ def test_F5_window_counts_the_token_itself() -> None:
     zeros = torch.zeros(1, length, 1, length)
     weights = NF.flash_attention(zeros, zeros, v[None], mask[None], scale=1.0)[0, :, 0]
     assert (weights > 0).sum(-1).tolist() == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+@pytest.mark.parametrize("queries", [1, 5])
+def test_a_latent_cache_has_its_values_inside_its_keys(kernels: str, queries: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    entries = torch.randn(13, 1, 10, generator=generator)
+    q = torch.randn(queries, 6, 10, generator=generator)
+    pages = torch.full((9, 4, 10), float("nan"))
+    pages[0], blocks = 3.0, torch.tensor([[5, 2, 7, 4, 0]])
+    pages[blocks[0]] = 0.0
+    positions = torch.arange(13)
+    NF.kv_write(pages, entries, None, blocks[0][positions // 4] * 4 + positions % 4)
+    mask = torch.arange(20) <= torch.arange(13 - queries, 13)[:, None]
+    operation = NF.attention_decode if queries == 1 else NF.segmented_attention
+    with NF.use_kernels(kernels):
+        found = operation(q[None], pages, blocks, mask[None], kv_heads=1, scale=0.3, latent_size=7)
+    expected = dense(q, entries, entries[..., :7], mask[:, :13], 0.3)
+    torch.testing.assert_close(found[0].double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_bias_on_the_scores_is_a_reason_to_leave_the_kernel() -> None:
+    q, mask = torch.randn(1, 1, 2, 4), torch.ones(1, 1, 1, dtype=torch.bool)
+    answer = NF.flash_attention.explain(q, q, q, mask, scale=1.0, bias_BNQS=torch.zeros(1, 2, 1, 1))
+    assert [str(a) for a in answer.values()] == ["no: bias_BNQS is a tensor, the kernel takes None"]
