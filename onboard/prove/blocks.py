@@ -198,7 +198,8 @@ def compare_head(model: Any, capture: Capture, name: str) -> Compared:
 def end_elsewhere(compared: Sequence[Compared], whole_passes: bool) -> set[str]:
     """Inner blocks whose counterpart ends elsewhere: grossly different, though their layer and the model agree.
 
-    A wrong block can't hide here: the layer that holds it would be wrong too.
+    A wrong block can't hide here: the layer that holds it, or the model's logits, would be wrong too. The head's
+    counterpart may also begin elsewhere (hidden states scaled in front of it).
     """
     layers = {each.pair.layer: each for each in compared if each.pair.whole}
     return {
@@ -207,8 +208,7 @@ def end_elsewhere(compared: Sequence[Compared], whole_passes: bool) -> set[str]:
         if not each.pair.whole
         and whole_passes
         and (each.problem or each.errors.get(PLAIN, 0.0) > ELSEWHERE)
-        and each.pair.layer in layers
-        and not layers[each.pair.layer].failed
+        and (each.pair.ours == "head" or (each.pair.layer in layers and not layers[each.pair.layer].failed))
     }
 
 

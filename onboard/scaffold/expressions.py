@@ -167,7 +167,7 @@ def _powers(names: Sequence[str]) -> Iterator[Candidate]:
         yield Candidate(Expression(f"{text}**0.5", (name,), atom=False), lambda e, i, n=name: _number(e[n]) ** 0.5)
         yield Candidate(Expression(f"1.0 / {text}", (name,), atom=False), lambda e, i, n=name: 1.0 / _number(e[n]))
         yield Candidate(Expression(f"{text} or None", (name,), atom=False), lambda e, i, n=name: e[n] or None)
-        for offset in (1, 2, 4, -1, -2):
+        for offset in (1, 2, 4, 8, -1, -2):
             yield Candidate(
                 Expression(f"{text} {'+' if offset > 0 else '-'} {abs(offset)}", (name,), atom=False),
                 lambda e, i, n=name, o=offset: _number(e[n]) + o,

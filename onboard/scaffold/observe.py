@@ -28,12 +28,14 @@ class Observed:
 
     Attributes:
         stored: the checkpoint's modules.
+        each: the modules of each twin's checkpoint, the plain one first.
         layout: what their names don't say.
         keys: names in the plain twin's checkpoint.
         modules: Python module that holds the model's classes.
     """
 
     stored: tuple[Stored, ...]
+    each: tuple[tuple[Stored, ...], ...]
     layout: Layout
     keys: tuple[str, ...]
     module: Any
@@ -57,12 +59,14 @@ def observe(built: Built) -> Observed:
     transposed: set[str] = set()
     final_norm, module = None, None
     keys: tuple[str, ...] = ()
+    each: list[tuple[Stored, ...]] = []
     for twin, wiring in zip(built.twins[1:], built.wirings[1:], strict=True):
         reference = Reference(twin.config)
         module = inspect.getmodule(type(reference.model))
         saved = _saved(reference)
         shapes |= saved
         keys = keys or tuple(saved)
+        each.append(tuple(roles.patterns(saved)))
         origin = {key: _first(name) for key, name in reference.origin.items() if name}
         executed = _executed(reference)
         norms |= _layer_norms(saved, origin, executed, wiring)
@@ -80,7 +84,7 @@ def observe(built: Built) -> Observed:
         query_gate=bool(attention and attention.output_gate and attention.gate_from == "query"),
         hidden=built.twins[1].spec.hidden,
     )
-    return Observed(tuple(roles.patterns(shapes)), layout, keys, module)
+    return Observed(tuple(roles.patterns(shapes)), tuple(each), layout, keys, module)
 
 
 def _first(names: Any) -> str:

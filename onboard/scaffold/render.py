@@ -15,6 +15,7 @@ from onboard.scaffold.code import ModelCode, OpenFeature
 from onboard.scaffold.numbers import Hypothesis, hypotheses
 from onboard.scaffold.observe import observe
 from onboard.scaffold.study import Twin, twins
+from onboard.scaffold.table import rows
 from onboard.scaffold.tryout import Tried, leftovers, try_out
 from onboard.scaffold.wiring import Open
 from onboard.scaffold.writer import Writer
@@ -75,13 +76,25 @@ class _Maker:
         if tried.failed:
             writer.add_open(self._unfit(tried))
             return self._with_open(writer)
-        rows = tuple(("found by numbers", h.words) for h in found)
+        by_numbers = tuple(("found by numbers", h.words) for h in found)
         code = writer.code()
-        return replace(code, detected=(*code.detected, *rows))
+        return replace(code, detected=(*code.detected, *by_numbers))
 
     def _writer(self, known: Sequence[Twin]) -> Writer:
         built: Built = build(known)
-        return Writer(self.facts, built, observe(built), self.stem, self.module, self.architecture)
+        observed = observe(built)
+        plain = set(rows(observed.each[0], observed.layout).unknown)
+        odd = [
+            twin
+            for twin, stored in zip(built.twins[2:], observed.each[1:], strict=True)
+            if set(rows(stored, observed.layout).unknown) - plain
+        ]
+        if odd:
+            # Variants with tensors that no part takes are refused, as those that no expression says.
+            built = build([t for t in known if t not in odd])
+            built = replace(built, refused=(*built.refused, *odd))
+            observed = observe(built)
+        return Writer(self.facts, built, observed, self.stem, self.module, self.architecture)
 
     def _try(self, writer: Writer) -> Tried:
         return try_out(writer.code(raising=False), self.module, self.model_type, self.made)

@@ -85,8 +85,6 @@ def open_features(spec: ArchSpec) -> list[Open]:
         found.append(Open("normalized_head"))
     if spec.embedding.project:
         found.append(Open("projected_embedding"))
-    if spec.embedding.extra_rows:
-        found.append(Open("extra_embedding_rows"))
     for layer in spec.kinds:
         if layer.state is not None:
             found.append(Open(layer.state.kind))
@@ -134,7 +132,7 @@ def _frame(spec: ArchSpec) -> dict[str, Any]:
         "embed": Call(
             "VocabDimShardedEmbedding",
             (
-                Arg("", e.vocab, "embedding.vocab"),
+                Arg("", e.vocab + e.extra_rows, "embedding.vocab"),
                 Arg("", e.size, "embedding.size" if e.size != hidden else "hidden"),
                 Arg("scale", e.multiplier, "embedding.multiplier", 1.0),
             ),

@@ -164,7 +164,8 @@ class Writer:
                 continue
             values = [t.env[name] for t in kept if name in t.env]
             if all(_is_switch(v) for v in values):
-                found.append((repr(name), repr(tuple(dict.fromkeys(values)))))
+                plain = [list(v) if isinstance(v, tuple) else v for v in dict.fromkeys(values)]
+                found.append((repr(name), repr(tuple(plain))))
         return found
 
     # The model class
