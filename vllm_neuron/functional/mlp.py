@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -24,7 +25,24 @@ def _quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-# Names as in Hugging Face configs (transformers 5.19, activations.py).
+def _clipped_gelu(x: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x).clamp(-10.0, 10.0)
+
+
+def _laplace(x: Tensor) -> Tensor:
+    return 0.5 * (1.0 + torch.erf((x - 0.707107) / (0.282095 * math.sqrt(2.0))))
+
+
+def _sqrt_softplus(x: Tensor) -> Tensor:
+    return torch.nn.functional.softplus(x).sqrt()
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+# Names as in Hugging Face configs (transformers 5.19, activations.py): all that have no parameters. ``xielu`` has some,
+# and is a module of the MLP block.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
     "swish": torch.nn.functional.silu,
@@ -32,13 +50,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_python": torch.nn.functional.gelu,
     "gelu_pytorch_tanh": _gelu_tanh,
     "gelu_tanh": _gelu_tanh,
+    "gelu_python_tanh": _gelu_tanh,
+    "gelu_accurate": _gelu_tanh,
     "gelu_new": _gelu_tanh,
     "gelu_fast": _gelu_tanh,
+    "gelu_10": _clipped_gelu,
     "quick_gelu": _quick_gelu,
     "relu": torch.nn.functional.relu,
     "relu2": _relu2,
     "relu_squared": _relu2,
+    "relu6": torch.nn.functional.relu6,
+    "leaky_relu": torch.nn.functional.leaky_relu,
+    "hardswish": torch.nn.functional.hardswish,
+    "mish": torch.nn.functional.mish,
+    "laplace": _laplace,
+    "linear": _identity,
     "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": _sqrt_softplus,
     "tanh": torch.tanh,
 }
 

@@ -13,9 +13,14 @@ if TYPE_CHECKING:
     from vllm_neuron.nn.rotary import RotaryConfig
 
 
-def _plain(size: int, base: float, frequency_size: int | None = None) -> Tensor:
+def _periods(size: int, base: float, frequency_size: int | None = None) -> Tensor:
+    """float32 [size/2], the positions in which each pair turns by one radian."""
     exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / (frequency_size or size)
-    return 1.0 / (base**exponents)
+    return base**exponents
+
+
+def _plain(size: int, base: float, frequency_size: int | None = None) -> Tensor:
+    return 1.0 / _periods(size, base, frequency_size)
 
 
 def default(c: RotaryConfig) -> Tensor:
@@ -43,7 +48,7 @@ def llama3(c: RotaryConfig) -> Tensor:
 
 def yarn(c: RotaryConfig) -> Tensor:
     """Peng et al. 2023: interpolated below one number of turns in the original context, kept above another."""
-    inverse = _plain(c.width, c.base)
+    periods = _periods(c.width, c.base)
 
     def channel(turns: float) -> float:
         return (c.width * math.log(c.original_max_position / (turns * 2 * math.pi))) / (2 * math.log(c.base))
@@ -55,14 +60,14 @@ def yarn(c: RotaryConfig) -> Tensor:
     if low == high:
         high += 0.001
     ramp = ((torch.arange(c.width // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    return inverse / c.factor * ramp + inverse * (1 - ramp)
+    kept = 1 - ramp
+    return 1.0 / (c.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
 
 def longrope(c: RotaryConfig) -> Tensor:
     """Ding et al. 2024: a factor for each frequency, of the long list where the table passes the original context."""
     factors = c.long_factors if c.long else c.short_factors
-    exponents = torch.arange(0, c.width, 2, dtype=torch.int64).float() / c.width
-    return 1.0 / (torch.tensor(factors, dtype=torch.float32) * c.base**exponents)
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32) * _periods(c.width, c.base))
 
 
 def proportional(c: RotaryConfig) -> Tensor:
