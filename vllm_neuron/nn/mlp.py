@@ -99,6 +99,11 @@ class XIELU(nn.Module):
     ``n = beta + softplus(alpha_n)``. Formula as in transformers 5.19, activations.py.
     """
 
+    alpha_p: Tensor
+    alpha_n: Tensor
+    beta: Tensor
+    eps: Tensor
+
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ())):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Gemma4TextConfig, LlamaConfig, Qwen3VLTextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.cohere_compass.configuration_cohere_compass import CohereCompassTextConfig
@@ -83,19 +83,13 @@ def hf_turned(modeling: ModuleType, cos: Tensor, sin: Tensor, x_TND: Tensor) -> 
 
 
 def hf_rows(block: Block, positions: int = POSITIONS) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, R] of a sequence in a Llama with these settings; R of the part that turns."""
-    config = LlamaConfig(
-        hidden_size=4 * D,
-        num_attention_heads=4,
-        head_dim=D,
-        max_position_embeddings=POSITIONS,
-        rope_parameters=dict(block),
-    )
+    """Cosines and sines [T, R] of a sequence in a Llama with these settings (GLM for a part of the head)."""
+    values: dict[str, Any] = {"head_dim": D, "max_position_embeddings": POSITIONS, "rope_parameters": dict(block)}
+    module: nn.Module
     if block["rope_type"] == "default" and "partial_rotary_factor" in block:
-        config = modeling_glm.GlmConfig(head_dim=D, max_position_embeddings=POSITIONS, rope_parameters=dict(block))
-        module: Any = modeling_glm.GlmRotaryEmbedding(config)
+        module = modeling_glm.GlmRotaryEmbedding(modeling_glm.GlmConfig(**values))
     else:
-        module = modeling_llama.LlamaRotaryEmbedding(config)
+        module = modeling_llama.LlamaRotaryEmbedding(LlamaConfig(hidden_size=4 * D, num_attention_heads=4, **values))
     with torch.no_grad():
         cos, sin = module(torch.empty(0), torch.arange(positions)[None])
     return cos[0], sin[0]
@@ -254,7 +248,8 @@ def test_settings_that_are_wrong(change: Block, message: str) -> None:
 def test_dealt_frequencies_of_cohere_compass() -> None:
     """The first 6 of 8 frequencies: those of even index, then those of odd index; positions of text alone."""
     block = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}
-    config = CohereCompassTextConfig(head_dim=D, num_hidden_layers=1, layer_types=["sliding_attention"])
+    values: dict[str, Any] = {"head_dim": D, "num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
+    config = CohereCompassTextConfig(**values)
     config.rope_parameters = {"sliding_attention": dict(block)}
     theirs = CohereCompassRotaryEmbedding(config).sliding_attention_inv_freq
     ours = RotaryConfig.from_parameters(block, D, POSITIONS, dealt=6)
