@@ -38,6 +38,10 @@ class HFReference(Protocol):
         """[T, V] without a cache."""
         ...
 
+    def steady(self, ids: Any) -> bool:
+        """Whether rounding errors leave every token's logits where they are."""
+        ...
+
     def save(self, folder: Path) -> Any:
         """Write the checkpoint in its hub layout, with ``config.json``."""
         ...
