@@ -8,14 +8,16 @@ from typing import Any
 
 from onboard.arch.blocks import Norm, QKNorm
 from onboard.arch.spec import ArchSpec, Beyond
-from onboard.diff.coverage import cover, detail_of
+from onboard.diff.coverage import Rule, cover, detail_of
 from onboard.diff.fields import ABSENT, CONFIG, KV, LAYER, TABLE, Field
 from onboard.diff.grouping import group
 from onboard.diff.labels import SOFTMAX, Labels, by_label, pattern, pattern_text
 from onboard.diff.rows import ITEMS, Diff, Row
-from onboard.diff.rules import RULES
+from onboard.diff.rules import RULES, layer_norm
 from onboard.diff.rules_attention import latent
+from onboard.diff.rules_mlp import PLAIN
 from onboard.diff.rules_moe import EXPERTS_ALONE
+from onboard.diff.rules_positions import SINUSOIDAL
 from onboard.diff.show import jsonable
 from onboard.diff.side import side
 from onboard.diff.sources import quantization_source, source_of
@@ -65,17 +67,22 @@ class Model:
         return kinds == {"mla"}
 
     @property
-    def foreign_mlp(self) -> tuple[str, str] | None:
-        """Path and name of what the model has in place of a gated MLP in every layer; None when it has one."""
-        dense = [k.mlp for k in self.arch.kinds if k.mlp]
-        if not dense or any(mlp.gated for mlp in dense):
-            return None
-        return "mlp.gated", "the feed-forward block without a gate"
-
-    @property
     def only_experts(self) -> bool:
         """Whether every feed-forward block of the model is a mixture of experts."""
         return any(k.moe for k in self.arch.kinds) and not any(k.mlp for k in self.arch.kinds)
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        """The coverage table, with the rows that name another block where the model has that one."""
+        table = RULES | EXPERTS_ALONE if self.only_experts else RULES
+        dense = [kind.mlp for kind in self.arch.kinds if kind.mlp]
+        if dense and not any(mlp.gated for mlp in dense):
+            table = table | PLAIN
+        norm = self.arch.final_norm
+        if norm is not None and norm.kind == "layernorm":
+            table = table | layer_norm(norm)
+        added = self.arch.embedding.positions
+        return table | SINUSOIDAL if added is not None and added.kind == "sinusoidal" else table
 
 
 class Comparison:
@@ -110,7 +117,7 @@ class Comparison:
 
     def _cover(self, path: str, value: Any) -> tuple[str | None, str | None, str | None]:
         """What covers the value, what is missing, and the path of the block to write that it is a detail of."""
-        covered, missing = cover(path, value, RULES | EXPERTS_ALONE if self.target.only_experts else RULES)
+        covered, missing = cover(path, value, self.target.rules)
         if covered and covered.startswith("Attention(") and self.target.only_latent_attention:
             if value in (None, False, "none"):
                 return NOTHING, None, detail_of(path, RULES)
@@ -128,11 +135,6 @@ class Comparison:
         target = self.target
         if covered.startswith("Attention(") and target.only_foreign_attention:
             return "mixer", f"the mixer to write ({mixers(target.arch)})"
-        if path in ("mlp.activation", "mlp.bias") and target.foreign_mlp:
-            return target.foreign_mlp
-        norm = target.arch.final_norm
-        if path in ("norms.eps", "norms.plus_one", "norms.bias") and norm is not None and norm.kind != "rms":
-            return "norms.kind", f"the {norm.kind} block to write"
         return None
 
     @staticmethod

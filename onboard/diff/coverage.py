@@ -16,8 +16,12 @@ BLOCKS = {
     "Attention": "vllm_neuron.nn:Attention",
     "LatentAttention": "vllm_neuron.nn:LatentAttention",
     "GatedMLP": "vllm_neuron.nn:GatedMLP",
+    "MLP": "vllm_neuron.nn:MLP",
     "MoE": "vllm_neuron.nn:MoE",
     "RMSNorm": "vllm_neuron.nn:RMSNorm",
+    "LayerNorm": "vllm_neuron.nn:LayerNorm",
+    "LearnedPositions": "vllm_neuron.nn:LearnedPositions",
+    "SinusoidalPositions": "vllm_neuron.nn:SinusoidalPositions",
     "RotaryConfig": "vllm_neuron.nn:RotaryConfig",
     "RouterConfig": "vllm_neuron.nn:RouterConfig",
     "VocabDimShardedEmbedding": "vllm_neuron.nn:VocabDimShardedEmbedding",
@@ -44,9 +48,13 @@ PARTS = (
     "RowParallelLinear",
     "Sampler",
 )
-# Activation in an ArchSpec -> `act` of GatedMLP.
-ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
-ROTARY_KINDS = ("default", "linear", "llama3")
+SAME_NAME = """
+silu gelu gelu_10 gelu_accurate gelu_python gelu_python_tanh hardswish laplace leaky_relu linear mish quick_gelu
+relu relu2 relu6 sigmoid sqrtsoftplus tanh
+"""
+# Activation in an ArchSpec -> `act` of GatedMLP and MLP.
+ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"} | {name: name for name in SAME_NAME.split()}
+ROTARY_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 class Code(str):

@@ -4,59 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from onboard.arch.blocks import Norm, Scaling
-from onboard.diff.coverage import (
-    ACTIVATIONS,
-    ROTARY_KINDS,
-    Answer,
-    Call,
-    Code,
-    Missing,
-    Rule,
-    Wiring,
-    always,
-    only,
-    takes,
-)
+from onboard.arch.blocks import Norm
+from onboard.diff.coverage import Answer, Call, Code, Missing, Rule, Wiring, always, only, takes
 from onboard.diff.rules_attention import ATTENTION
+from onboard.diff.rules_mlp import DENSE
 from onboard.diff.rules_moe import MIXTURE
+from onboard.diff.rules_positions import POSITIONS
+from onboard.diff.show import jsonable, text
+
+NORM_BLOCKS = {"rms": "RMSNorm", "layernorm": "LayerNorm"}
 
 
-def scaling(value: Scaling | str | None) -> Answer:
-    """The kinds of table in nn/rotary.py, with their own parameters."""
-    if value is None:
-        return Call("RotaryConfig", (("kind", "default"),))
-    kind = value.split(":")[0] if isinstance(value, str) else value.kind
-    if isinstance(value, str) or kind not in ROTARY_KINDS:
-        return Missing(f"the {kind} table in nn/rotary.py (it has {', '.join(ROTARY_KINDS)})")
-    args: list[tuple[str, Any]] = [("kind", kind), ("factor", value.factor)]
-    if kind == "llama3":
-        args += [
-            ("low_freq_factor", value.low_freq_factor),
-            ("high_freq_factor", value.high_freq_factor),
-            ("original_max_position", value.original_max_positions),
-        ]
-    return Call("RotaryConfig", tuple(args))
-
-
-def rotary_part(value: str) -> Answer:
-    """All of the head, or its first channels."""
-    share = None if value == "all" else Code(f"int({value.split(' ')[0]} * head_size)")
-    return Call("RotaryConfig", (("rotary_size", share),))
-
-
-def activation(value: str) -> Answer:
-    """The names that functional/mlp.py knows."""
-    if value not in ACTIVATIONS:
-        return Missing(f"activation {value} in functional/mlp.py (it has {', '.join(sorted(ACTIVATIONS))})")
-    return Call("GatedMLP", (("act", ACTIVATIONS[value]),))
-
-
-def mlp_bias(value: str) -> Answer:
-    """All projections, or none."""
-    if value not in ("none", "up and down"):
-        return Missing(f"an MLP with a bias on {value} alone")
-    return Call("GatedMLP", (("bias", value != "none"),))
+def norm_kind(value: str) -> Answer:
+    """The blocks of nn/norm.py."""
+    return Call(NORM_BLOCKS[value]) if value in NORM_BLOCKS else Missing(f"a {value} block")
 
 
 def embedding_scale(value: Any) -> Answer:
@@ -66,12 +27,16 @@ def embedding_scale(value: Any) -> Answer:
 
 
 def embedding_norm(value: Norm | None) -> Answer:
-    """An RMS norm in the model's own forward."""
+    """A norm in the model's own forward."""
     if value is None:
         return Call("VocabDimShardedEmbedding")
-    if value.kind != "rms" or value.bias or not value.weight:
-        return Missing(f"a {value.kind} block after the embedding")
-    return Call("RMSNorm", (("eps", value.eps),), "after the embedding, in the model's forward")
+    if value.kind not in NORM_BLOCKS or value.gated or value.groups != 1 or (value.kind == "rms" and value.bias):
+        return Missing("after the embedding: " + text(jsonable(value)))
+    args: list[tuple[str, Any]] = [("eps", value.eps)]
+    args += [("plus_one", True)] if value.plus_one else []
+    args += [("weight", False)] if not value.weight else []
+    args += [("bias", value.bias)] if value.kind == "layernorm" else []
+    return Call(NORM_BLOCKS[value.kind], tuple(args), "after the embedding, in the model's forward")
 
 
 def tied(value: bool) -> Answer:
@@ -110,31 +75,15 @@ RULES: dict[str, Rule] = {
     "layers.head_size_k": takes("Attention", "head_size"),
     "layers.mlp_size": takes("GatedMLP", "intermediate_size"),
     "state": always("the state mixer"),
-    "attention.positions.base": takes("RotaryConfig", "base"),
-    "attention.positions.rotary_dim": rotary_part,
-    "attention.positions.interleaved": takes("RotaryConfig", "interleaved"),
-    "attention.positions.leading": only(True, "RotaryConfig", "rotary on the last channels of the head"),
-    "attention.positions.reverse": only(False, "RotaryConfig", "rotary by minus the angle in nn/rotary.py"),
-    "attention.positions.dealt": only(None, "RotaryConfig", "the first {} frequencies dealt into even and odd ones"),
-    "attention.positions.frequency_dim": only("rotary width", "RotaryConfig", "exponents over {} in nn/rotary.py"),
-    "attention.positions.scaling": scaling,
-    "attention.positions.mrope": only(None, "RotaryConfig", "multimodal positions, sections {} (text alone is plain)"),
-    "embedding.positions": only(None, "VocabDimShardedEmbedding", "{} positions that are added to the embedding"),
-    "mlp": lambda value: Call("GatedMLP") if value else Wiring("nothing to do, the part is not there"),
-    "mlp.activation": activation,
-    "mlp.gated": only(True, "GatedMLP", "a feed-forward block without a gate"),
-    "mlp.bias": mlp_bias,
-    "mlp.clamp": only(None, "GatedMLP", "limits on gate and up in GatedMLP ({})"),
-    "mlp.down_norm": only(None, "GatedMLP", "a norm before the down projection ({})"),
-    "mlp.fused": lambda value: Call("Map", (), "gate and up stored as one") if value
-    else Call("Fuse", (), "gate and up stored apart"),
+    **POSITIONS,
+    **DENSE,
     **MIXTURE,
     "norms.places": lambda value: Wiring(f"{value} placement of the norms in the layer's forward"),
-    "norms.kind": only("rms", "RMSNorm", "a {} block"),
+    "norms.kind": norm_kind,
     "norms.eps": takes("RMSNorm", "eps"),
     "norms.plus_one": takes("RMSNorm", "plus_one"),
-    "norms.bias": only(False, "RMSNorm", "a norm with a bias"),
-    "norms.weight": only(True, "RMSNorm", "a norm without a weight"),
+    "norms.bias": only(False, "RMSNorm", "an RMS norm with a bias"),
+    "norms.weight": takes("RMSNorm", "weight"),
     "norms.gated": only(False, "RMSNorm", "a gated norm"),
     "norms.groups": only(1, "RMSNorm", "a norm in {} groups"),
     "final_norm": only(True, "RMSNorm", "a frame without a last norm (DecoderModel.forward has one)"),
@@ -155,7 +104,7 @@ RULES: dict[str, Rule] = {
     "embedding.project": only(False, "VocabDimShardedEmbedding", "a projection after the embedding"),
     "head.tied": tied,
     "head.bias": takes("LMHead", "bias"),
-    "head.multiplier": only(1.0, "LMHead", "a factor {} on the logits in LMHead"),
+    "head.multiplier": takes("LMHead", "multiplier"),
     "head.normalized": only(False, "LMHead", "a head with normalised rows"),
     "head.softcap": takes("LMHead", "softcap"),
     "per_layer_input": always("the table of per-layer embeddings and its projection"),
@@ -167,3 +116,12 @@ RULES: dict[str, Rule] = {
     "config.section": section,
     "quantization": quantization,
 }  # fmt: skip
+
+
+def layer_norm(norm: Norm) -> dict[str, Rule]:
+    """What the fields mean where the norms of the target are layer norms, as its last one is: all arguments told."""
+    args = (("eps", norm.eps), ("bias", norm.bias), ("weight", norm.weight), ("plus_one", norm.plus_one))
+    kind = tuple((name, value) for name, value in args if name in ("eps", "bias") or value != (name == "weight"))
+    rules: dict[str, Rule] = {f"norms.{name}": takes("LayerNorm", name) for name, _ in args}
+    made = Call("LayerNorm", kind)
+    return rules | {"norms.kind": lambda value: made if value == "layernorm" else norm_kind(value)}

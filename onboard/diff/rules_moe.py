@@ -64,7 +64,7 @@ MIXTURE: dict[str, Rule] = {
     "moe.shared": shared,
     "moe.shared.size": takes("GatedMLP", "intermediate_size"),
     "moe.shared.activation": shared_activation,
-    "moe.shared.gated": only(True, "GatedMLP", "a shared expert without a gate"),
+    "moe.shared.gated": lambda value: Call("MoE", (("shared", Code("GatedMLP(...)" if value else "MLP(...)")),)),
     "moe.shared.up_bias": takes("GatedMLP", "bias"),
     "moe.shared.down_bias": takes("GatedMLP", "bias"),
     "moe.shared.fused": lambda value: (

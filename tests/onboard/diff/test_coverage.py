@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 
 from onboard import catalog
-from onboard.arch.blocks import Norm, QKNorm, Scaling
+from onboard.arch.blocks import Clamp, Norm, QKNorm, Scaling
 from onboard.diff import diff
 from onboard.diff.coverage import ACTIVATIONS, BLOCKS, PARTS, ROTARY_KINDS, Call, Missing, cover
 from onboard.diff.fields import ABSENT
-from onboard.diff.rules import RULES
+from onboard.diff.rules import RULES, layer_norm
+from onboard.diff.rules_mlp import PLAIN
 from onboard.diff.rules_moe import EXPERTS_ALONE, SCORES
+from onboard.diff.rules_positions import SINUSOIDAL
 from onboard.diff.table import BY_LAYER, FIELDS
 from onboard.facts.api import load
 
+PROPORTIONAL = "proportional: 0.25 of the head turns, exponents"
 NAMES = ["meta-llama/Llama-3.1-8B", "google/gemma-3-27b-it", "google/gemma-4-31B-it", "Qwen/Qwen2.5-7B",
          "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "CohereForAI/c4ai-command-r-v01", "EleutherAI/pythia-1b",
          "google/gemma-2-9b", "Qwen/Qwen3-Next-80B-A3B-Instruct", "THUDM/glm-4-9b"]  # fmt: skip
@@ -38,6 +41,29 @@ def samples() -> list[tuple[str, Any]]:
         ("attention.qk_norm", QKNorm(Norm("rms", 1e-6, plus_one=True))),
         ("attention.positions.scaling", Scaling("llama3", 8.0, 8192, 1.0, 4.0)),
         ("attention.positions.scaling", Scaling("linear", 8.0)),
+        ("attention.positions.scaling", Scaling("dynamic", 8.0)),
+        (
+            "attention.positions.scaling",
+            Scaling("yarn", 8.0, 64, beta_fast=4.0, truncate=False, attention_factor=1.2),
+        ),
+        ("attention.positions.scaling", Scaling("longrope", None, 4096, factors_short=(1.0,), factors_long=(2.0,))),
+        (
+            "attention.positions.scaling",
+            "proportional: 0.25 of the head turns, exponents over the whole head, factor 8",
+        ),
+        ("attention.positions.leading", False),
+        ("attention.positions.reverse", True),
+        ("attention.positions.dealt", 6),
+        ("embedding.positions", "learned"),
+        ("embedding.positions", "sinusoidal"),
+        ("embedding.positions.offset", 2),
+        ("head.multiplier", 0.25),
+        ("mlp.clamp", Clamp(7.0)),
+        ("mlp.down_norm", Norm("rms", 1e-6)),
+        ("mlp.bias", "down"),
+        ("mlp.gated", False),
+        ("norms.kind", "layernorm"),
+        ("norms.weight", False),
         ("attention.bias", "q, k, v"),
         ("attention.bias", "q, v"),
         ("attention.qk_norm", QKNorm(Norm("layernorm", 1e-5), "each_head", "after_rope")),
@@ -89,6 +115,25 @@ def test_rows_of_models_with_experts_alone_fit_the_real_signature() -> None:
     assert isinstance(EXPERTS_ALONE["mlp.bias"]("up"), Missing)
 
 
+def test_rows_of_other_blocks_fit_their_real_signatures() -> None:
+    values: dict[str, tuple[Any, ...]] = {
+        "mlp": (True,),
+        "mlp.activation": ("xielu", "relu2"),
+        "mlp.bias": ("none", "down"),
+        "mlp.clamp": (None,),
+        "mlp.down_norm": (None,),
+        "mlp.fused": (False,),
+        "norms.kind": ("layernorm", "rms"),
+    }
+    rules = {**PLAIN, **layer_norm(Norm("layernorm", 1e-5, weight=False, plus_one=True)), **SINUSOIDAL}
+    for path, rule in rules.items():
+        for value in values.get(path, (True,)):
+            answer = rule(value)
+            assert isinstance(answer, Call)
+            for argument, _ in answer.args:
+                assert argument in inspect.signature(real(answer.block)).parameters, f"{path}: {answer}"
+
+
 def test_router_scores_are_those_of_the_operation() -> None:
     assert import_module("vllm_neuron.functional.route").SCORES == SCORES
 
@@ -114,12 +159,13 @@ def test_norms_inside_attention_are_written_as_the_block_takes_them() -> None:
 def test_activations_are_those_of_the_operation() -> None:
     table = import_module("vllm_neuron.functional.mlp").ACTIVATIONS
     assert set(ACTIVATIONS.values()) <= set(table)
-    aliases = {"swish": "silu", "gelu_new": "gelu_pytorch_tanh"}
+    aliases = {"swish": "silu", "relu_squared": "relu2"}
+    aliases |= {name: "gelu_pytorch_tanh" for name in ("gelu_new", "gelu_fast", "gelu_tanh")}
     assert {aliases.get(name, name) for name in table} == set(ACTIVATIONS.values()), "a new activation needs a row"
 
 
 def test_rotary_kinds_are_those_of_the_block() -> None:
-    assert import_module("vllm_neuron.nn.rotary").KINDS == ROTARY_KINDS
+    assert tuple(import_module("vllm_neuron.nn.frequencies").KINDS) == ROTARY_KINDS
 
 
 def test_a_new_block_needs_a_place_in_the_table() -> None:
@@ -147,10 +193,56 @@ def test_every_row_is_covered_or_says_what_is_missing(a: str, b: str) -> None:
                 assert "no building block takes" not in row.missing, row
 
 
+def covered(base: str, target: str) -> dict[str, str | None]:
+    """The target's rows against the base: field -> what covers it."""
+    return {row.field: row.covered_by for row in diff(load(base), load(target)).rows}
+
+
+def test_yarn_is_an_argument_away_from_llama3() -> None:
+    found = covered("meta-llama/Llama-3.1-8B", "openai/gpt-oss-20b")["attention.positions.scaling"]
+    assert found is not None and found.startswith(
+        "RotaryConfig(kind='yarn', factor=32.0, original_max_position=4096, beta_fast=32.0, beta_slow=1.0, truncate="
+    )
+
+
+def test_gpt2_s_parts_are_blocks() -> None:
+    found = covered("meta-llama/Llama-3.1-8B", "openai-community/gpt2")
+    assert found["norms.kind"] == "LayerNorm(eps=1e-05, bias=True)" and found["norms.bias"] == "LayerNorm(bias=True)"
+    assert found["mlp.gated"] == "MLP()" and found["mlp.activation"] == "MLP(act='gelu_pytorch_tanh')"
+    assert found["mlp.bias"] == "MLP(up_bias=True, down_bias=True)"
+    assert str(found["embedding.positions"]).startswith("LearnedPositions()")
+
+
+def test_sandwich_norms_and_multipliers_are_covered() -> None:
+    assert str(covered("meta-llama/Llama-3.1-8B", "google/gemma-2-9b")["norms.places"]).startswith("wiring: sandwich")
+    found = covered("meta-llama/Llama-3.1-8B", "CohereLabs/c4ai-command-r7b-12-2024")
+    assert found["head.multiplier"] == "LMHead(multiplier=0.25)"
+    assert found["norms.kind"] == "LayerNorm(eps=1e-05, bias=False)"
+
+
+def test_arguments_are_written_as_the_blocks_take_them() -> None:
+    """The text of a norm or of limits is code that makes the real object."""
+    nn = import_module("vllm_neuron.nn")
+    norm = RULES["mlp.down_norm"](Norm("rms", 1e-6))
+    limits = RULES["mlp.clamp"](Clamp(7.0, 1.702, 1.0))
+    assert isinstance(norm, Call) and isinstance(limits, Call)
+    assert eval(norm.args[0][1], {"QKNorm": nn.QKNorm}) == nn.QKNorm(1e-6, width="full")
+    assert eval(limits.args[0][1], {"Clamp": nn.Clamp}) == nn.Clamp(7.0, alpha=1.702, up_shift=1.0)
+
+
 def test_what_today_s_blocks_lack_is_told() -> None:
-    assert RULES["norms.kind"]("layernorm") == Missing("a layernorm block")
-    assert isinstance(RULES["attention.positions.scaling"](Scaling("yarn", 4.0)), Missing)
-    assert isinstance(RULES["mlp.activation"]("relu2"), Missing)
+    assert RULES["norms.kind"]("l2") == Missing("a l2 block")
+    assert isinstance(RULES["norms.bias"](True), Missing)
+    assert isinstance(RULES["attention.positions.scaling"](Scaling("ntk_by_magic", 4.0)), Missing)
+    assert isinstance(
+        RULES["attention.positions.scaling"]("proportional: 1 of the head turns, exponents over 8"), Missing
+    )
+    assert isinstance(RULES["embedding.positions"]("alibi"), Missing)
+    assert isinstance(RULES["embedding.norm"](Norm("rms", 1e-6, bias=True)), Missing)
+    for activation in ("prelu", "xielu"):
+        assert isinstance(RULES["mlp.activation"](activation), Missing)
+    for path, value in (("mlp.clamp", Clamp(7.0)), ("mlp.down_norm", Norm("rms", 1e-6)), ("mlp.activation", "prelu")):
+        assert isinstance(PLAIN[path](value), Missing)
     two = QKNorm(Norm("rms", 1e-6), query_norm=Norm("rms", 1e-6, weight=False))
     assert isinstance(RULES["attention.qk_norm"](two), Missing)
     assert isinstance(RULES["attention.qk_norm"](QKNorm(Norm("rms", 1e-6, groups=2))), Missing)

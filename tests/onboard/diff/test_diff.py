@@ -98,14 +98,14 @@ def test_norms_without_weight_have_no_row_in_the_checkpoint_table() -> None:
     assert llama4["attention.qk_norm"].affects == ("config.py", "model.py attention")
 
 
-def test_growth_of_the_query_scale_is_a_thing_to_write_of_its_own() -> None:
+def test_growth_of_the_query_scale_is_a_row_of_its_own() -> None:
     found = rows(diff(load("meta-llama/Llama-3.1-8B"), load("mistralai/Ministral-3-3B-Instruct-2512")))
     assert (
         "QueryGrowth(floor=16384, beta=0.1" in found["attention.query_growth"].covered_by
         and found["attention.query_growth"].counts
     )
     assert "rope_parameters" in found["attention.query_growth"].b_source
-    assert "yarn table" in found["attention.positions.scaling"].missing
+    assert "kind='yarn'" in found["attention.positions.scaling"].covered_by
     assert "beta 0.1" not in found["attention.positions.scaling"].b
 
 

@@ -106,7 +106,8 @@ def test_E3_one_rope_block_for_each_layer_type() -> None:
 def test_E7_proportional_rope_is_not_claimed_as_partial() -> None:
     row = found(load("meta-llama/Llama-3.1-8B"), load("google/gemma-4-31B-it"))["attention.positions.scaling"]
     assert "proportional: 0.25 of the head" in row.b["full"]
-    assert row.covered_by is None and "proportional" in row.missing
+    assert "RotaryConfig(kind='proportional', rotary_size=int(0.25 * head_size)) on full" in row.covered_by
+    assert "kind='default') on sliding" in row.covered_by
 
 
 def test_F1_a_window_whose_switch_is_off() -> None:
