@@ -4,9 +4,10 @@ tiny twin, and variants of that. A value is bound to a field only when all examp
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -143,9 +144,33 @@ def _field(name: str) -> Candidate:
 def _direct(names: Sequence[str]) -> Iterator[Candidate]:
     for name in names:
         yield _field(name)
-        yield Candidate(
-            Expression(f"c.{field_name(name)}[i]", (name,), per_layer=True), lambda env, i, n=name: _item(env[n], i)
-        )
+        yield _layered(name)
+
+
+def _layered(name: str) -> Candidate:
+    return Candidate(
+        Expression(f"c.{field_name(name)}[i]", (name,), per_layer=True), lambda env, i: _item(env[name], i)
+    )
+
+
+def _one(name: str, pattern: str, function: Callable[[Any], Any]) -> Candidate:
+    """A function of a field's value; ``{}`` stands for the field."""
+    text = pattern.format(f"c.{field_name(name)}")
+    return Candidate(Expression(text, (name,), atom=False), lambda env, i: function(env[name]))
+
+
+def _two(a: str, b: str, pattern: str, function: Callable[[Any, Any], Any]) -> Candidate:
+    """A function of two fields' numbers."""
+    text = pattern.format(f"c.{field_name(a)}", f"c.{field_name(b)}")
+    return Candidate(Expression(text, (a, b), atom=False), lambda env, i: function(_number(env[a]), _number(env[b])))
+
+
+def _by_layer(names: Sequence[str], pattern: str, function: Callable[..., Any]) -> Candidate:
+    """A function of the layer's index and the values of fields."""
+    text = pattern.format(*(f"c.{field_name(name)}" for name in names))
+    return Candidate(
+        Expression(text, tuple(names), per_layer=True, atom=False), lambda env, i: function(i, *(env[n] for n in names))
+    )
 
 
 def _item(values: Any, i: int) -> Any:
@@ -162,21 +187,23 @@ def _number(value: Any) -> float:
 
 def _powers(names: Sequence[str]) -> Iterator[Candidate]:
     for name in names:
-        text = f"c.{field_name(name)}"
-        yield Candidate(Expression(f"{text}**-0.5", (name,), atom=False), lambda e, i, n=name: _number(e[n]) ** -0.5)
-        yield Candidate(Expression(f"{text}**0.5", (name,), atom=False), lambda e, i, n=name: _number(e[n]) ** 0.5)
-        yield Candidate(Expression(f"1.0 / {text}", (name,), atom=False), lambda e, i, n=name: 1.0 / _number(e[n]))
-        yield Candidate(Expression(f"{text} or None", (name,), atom=False), lambda e, i, n=name: e[n] or None)
+        yield _one(name, "{}**-0.5", lambda x: _number(x) ** -0.5)
+        yield _one(name, "{}**0.5", lambda x: _number(x) ** 0.5)
+        yield _one(name, "1.0 / {}", lambda x: 1.0 / _number(x))
+        yield _one(name, "{} or None", lambda x: x or None)
         for offset in (1, 2, 4, 8, -1, -2):
-            yield Candidate(
-                Expression(f"{text} {'+' if offset > 0 else '-'} {abs(offset)}", (name,), atom=False),
-                lambda e, i, n=name, o=offset: _number(e[n]) + o,
-            )
+            yield _shifted(name, offset)
         for factor in (2, 3, 4):
-            yield Candidate(
-                Expression(f"{factor} * {text}", (name,), atom=False),
-                lambda e, i, n=name, f=factor: f * _number(e[n]),
-            )
+            yield _one(name, f"{factor} * {{}}", partial(_times, factor))
+
+
+def _shifted(name: str, offset: int) -> Candidate:
+    sign = "+" if offset > 0 else "-"
+    return _one(name, f"{{}} {sign} {abs(offset)}", lambda x: _number(x) + offset)
+
+
+def _times(factor: int, x: Any) -> float:
+    return factor * _number(x)
 
 
 def _pairs(hints: Sequence[str], names: Sequence[str]) -> Iterator[Candidate]:
@@ -195,10 +222,7 @@ def _pairs(hints: Sequence[str], names: Sequence[str]) -> Iterator[Candidate]:
     )
     for (pattern, operation), first, second in product(operations, hints, names):
         for a, b in ((first, second), (second, first)):
-            yield Candidate(
-                Expression(pattern.format(f"c.{field_name(a)}", f"c.{field_name(b)}"), (a, b), atom=False),
-                lambda e, i, a=a, b=b, f=operation: f(_number(e[a]), _number(e[b])),
-            )
+            yield _two(a, b, pattern, operation)
 
 
 SIZES = ("hidden_size", "num_attention_heads", "head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -216,52 +240,42 @@ def _conditions(names: Sequence[str], examples: Sequence[Example]) -> Iterator[C
     for name in lists:
         yield from _of_list(name, examples)
     for name in flags:
-        yield Candidate(Expression(f"c.{field_name(name)}", (name,)), lambda e, i, n=name: e[n])
+        yield _field(name)
     for name in counts:
         yield from _of_count(name)
     for name in names:
-        text = Expression(f"c.{field_name(name)} is not None", (name,), atom=False)
-        yield Candidate(text, lambda e, i, n=name: e[n] is not None)
-        yield Candidate(Expression(f"c.{field_name(name)}", (name,)), lambda e, i, n=name: bool(_number(e[n] or 0)))
+        yield _one(name, "{} is not None", lambda x: x is not None)
+        yield Candidate(Expression(f"c.{field_name(name)}", (name,)), partial(_nonzero, name))
     for name in names:
         for value in sorted({e.env[name] for e in examples if isinstance(e.env.get(name), str)}):
-            text = Expression(f"c.{field_name(name)} == {value!r}", (name,), atom=False)
-            yield Candidate(text, lambda e, i, n=name, v=value: e[n] == v)
+            yield _one(name, f"{{}} == {_escaped(value)}", partial(operator.eq, value))
     for flag, name in product(flags, lists + counts):
-        parts = _of_list(name, examples) if name in lists else _of_count(name)
-        for part in parts:
-            yield Candidate(
-                Expression(
-                    f"c.{field_name(flag)} and {part.expression.inner}",
-                    (flag, *part.expression.fields),
-                    part.expression.per_layer,
-                    atom=False,
-                ),
-                lambda e, i, f=flag, p=part: bool(e[f]) and p.evaluate(e, i),
-            )
+        for part in _of_list(name, examples) if name in lists else _of_count(name):
+            yield _both(flag, part)
     for a, b in product(counts, counts):
-        yield Candidate(
-            Expression(f"i % c.{field_name(a)} == c.{field_name(b)}", (a, b), per_layer=True, atom=False),
-            lambda e, i, a=a, b=b: i % e[a] == e[b],
-        )
-        yield Candidate(
-            Expression(f"i >= c.{field_name(a)} and i % c.{field_name(b)} == 0", (a, b), per_layer=True, atom=False),
-            lambda e, i, a=a, b=b: i >= e[a] and i % e[b] == 0,
-        )
-        yield Candidate(
-            Expression(f"i >= c.{field_name(a)} - c.{field_name(b)}", (a, b), per_layer=True, atom=False),
-            lambda e, i, a=a, b=b: i >= e[a] - e[b],
-        )
+        yield _by_layer((a, b), "i % {} == {}", lambda i, x, y: i % x == y)
+        yield _by_layer((a, b), "i >= {} and i % {} == 0", lambda i, x, y: i >= x and i % y == 0)
+        yield _by_layer((a, b), "i >= {} - {}", lambda i, x, y: i >= x - y)
     for name, a in product(lists, counts):
-        yield Candidate(
-            Expression(
-                f"i not in c.{field_name(name)} and (i + 1) % c.{field_name(a)} == 0",
-                (name, a),
-                per_layer=True,
-                atom=False,
-            ),
-            lambda e, i, n=name, a=a: i not in e[n] and (i + 1) % e[a] == 0,
-        )
+        yield _by_layer((name, a), "i not in {} and (i + 1) % {} == 0", lambda i, x, y: i not in x and (i + 1) % y == 0)
+
+
+def _nonzero(name: str, env: Mapping[str, Any], i: int) -> bool:
+    return bool(_number(env[name] or 0))
+
+
+def _both(flag: str, part: Candidate) -> Candidate:
+    text = f"c.{field_name(flag)} and {part.expression.inner}"
+    fields = (flag, *part.expression.fields)
+    return Candidate(
+        Expression(text, fields, part.expression.per_layer, atom=False),
+        lambda env, i: bool(env[flag]) and part.evaluate(env, i),
+    )
+
+
+def _escaped(value: str) -> str:
+    """A quoted text that can stand in a pattern."""
+    return repr(value).replace("{", "{{").replace("}", "}}")
 
 
 def _is_count(value: Any) -> bool:
@@ -269,26 +283,20 @@ def _is_count(value: Any) -> bool:
 
 
 def _of_list(name: str, examples: Sequence[Example]) -> Iterator[Candidate]:
-    text = f"c.{field_name(name)}"
     values = {v for e in examples for v in (e.env.get(name) or ()) if isinstance(v, str | int)}
     strings = sorted(v for v in values if isinstance(v, str))
     for value in strings:
-        yield Candidate(
-            Expression(f"{text}[i] == {value!r}", (name,), per_layer=True, atom=False),
-            lambda e, i, n=name, v=value: _item(e[n], i) == v,
-        )
+        yield _by_layer((name,), f"{{}}[i] == {_escaped(value)}", partial(_item_is, value))
     if values and not strings:
-        yield Candidate(Expression(f"{text}[i]", (name,), per_layer=True), lambda e, i, n=name: _item(e[n], i))
-        yield Candidate(Expression(f"i in {text}", (name,), per_layer=True, atom=False), lambda e, i, n=name: i in e[n])
+        yield _layered(name)
+        yield _by_layer((name,), "i in {}", lambda i, x: i in x)
+
+
+def _item_is(value: str, i: int, values: Any) -> bool:
+    return bool(_item(values, i) == value)
 
 
 def _of_count(name: str) -> Iterator[Candidate]:
-    text = f"c.{field_name(name)}"
-    yield Candidate(Expression(f"i < {text}", (name,), per_layer=True, atom=False), lambda e, i, n=name: i < e[n])
-    yield Candidate(
-        Expression(f"(i + 1) % {text} == 0", (name,), per_layer=True, atom=False),
-        lambda e, i, n=name: (i + 1) % e[n] == 0,
-    )
-    yield Candidate(
-        Expression(f"i % {text} == 0", (name,), per_layer=True, atom=False), lambda e, i, n=name: i % e[n] == 0
-    )
+    yield _by_layer((name,), "i < {}", lambda i, x: i < x)
+    yield _by_layer((name,), "(i + 1) % {} == 0", lambda i, x: (i + 1) % x == 0)
+    yield _by_layer((name,), "i % {} == 0", lambda i, x: i % x == 0)
