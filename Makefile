@@ -10,7 +10,7 @@ help:  ## this list
 setup:  ## make .venv, or find it up to date
 	@$(PYTHON) .ci/setup.py
 
-demo: setup  ## serve a real Llama and a real Gemma 3 through the plugin, and ask each a question
+demo: setup  ## compare two real models, generate a package for one, prove it, serve it, ask it
 	@$(RUN) -m onboard.cli.main demo
 
 test: setup  ## run the tests; ARGS='-k name' narrows them

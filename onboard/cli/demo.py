@@ -1,4 +1,4 @@
-"""`onboard demo`: two real models, served through the plugin and asked a question each."""
+"""`onboard demo`: the whole way on real weights, from a diff to an answer."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from onboard.report.console import Format, FormatOption, print_json
 
 
 def demo(
-    names: Annotated[list[str] | None, typer.Argument(help="smollm2, gemma3-270m; both when none is named.")] = None,
-    models: Annotated[Path, typer.Option(help="Folder that holds the model folders.")] = Path("models"),
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="smollm2, gemma3-270m: only serve these, with the reference models."),
+    ] = None,
+    models: Annotated[
+        Path, typer.Option(help="Folder that holds the model folders, the generated package and its installation.")
+    ] = Path("models"),
     format: FormatOption = Format.TEXT,
 ) -> None:
-    """Serve real weights through the Neuron plugin with `vllm serve`, and ask each model a question.
+    """Compare two real models, generate a package for one, prove it, serve the real weights with it, and ask.
 
-    On a machine without Neuron devices this switches CPU mode on.
+    SmolLM2 and Gemma 3 270M are compared, a package is made from Gemma 3's own config, held against transformers, and
+    served by `vllm serve` through the Neuron plugin. It is installed for this server only: your environment stays as it
+    is. On a machine without Neuron devices this switches CPU mode on. Each run makes the package again, edits included.
     """
     from onboard.demo.run import choose_mode, demonstrate, require_plugin
-    from onboard.demo.sources import SOURCES, find
+    from onboard.demo.sources import find
 
-    sources = [find(name) for name in names or SOURCES]
+    sources = [find(name) for name in names or ()]
     current = choose_mode()
     require_plugin()
     as_json = format is Format.JSON
@@ -31,6 +38,14 @@ def demo(
         typer.echo(text, nl=False, err=as_json)
 
     say(f"{current.words}\n\n")
-    shown = [demonstrate(source, models, current, say) for source in sources]
+    if sources:
+        document = [demonstrate(source, models, current, say).as_dict() for source in sources]
+        if as_json:
+            print_json(document)
+        return
+    from onboard.demo.story import tell
+
+    story = tell(models, current, say)
+    say(f"Done in {story.seconds:.0f} s. The package is in {story.made.folder}; edit it, and prove it again.\n")
     if as_json:
-        print_json([part.as_dict() for part in shown])
+        print_json(story.as_dict())

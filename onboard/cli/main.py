@@ -24,7 +24,7 @@ from vllm_neuron.errors import NeuronError
 
 COMMANDS: dict[str, LazyCommand] = {
     "catalog": LazyCommand("onboard.cli.catalog", "List well-known models whose architecture is bundled."),
-    "demo": LazyCommand("onboard.cli.demo", "Serve two real models and ask each a question."),
+    "demo": LazyCommand("onboard.cli.demo", "The whole way on real weights: compare, generate, prove, serve, ask."),
     "demo-model": LazyCommand("onboard.cli.demo_model", "Write a real checkpoint folder from an installed package."),
     "diff": LazyCommand("onboard.cli.diff", "Say how two models differ, and what a port has to do."),
     "doctor": LazyCommand("onboard.cli.doctor", "Explain why the plugin is or is not active, and what to set."),

@@ -1,8 +1,8 @@
-"""The demonstration: both demo models, written, served and asked."""
+"""Demo models served through the plugin and asked a question each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from onboard.checks import plugins
 from onboard.checks.finding import Status
 from onboard.demo.ask import Answer, ask
 from onboard.demo.convert import write
-from onboard.demo.server import serving
+from onboard.demo.server import Server, serving
 from onboard.demo.sources import Source
 from onboard.errors import RunError
 from onboard.report.console import Progress
@@ -72,7 +72,7 @@ def require_plugin() -> None:
 
 
 def demonstrate(source: Source, models: Path, current: Mode, say: Callable[[str], None]) -> Shown:
-    """Write one model below `models` (unless it is there), serve it, ask it, and stop the server.
+    """Write one model below `models` (unless it is there), serve it with its reference model, and ask it.
 
     Args:
         source: which demo model.
@@ -86,12 +86,41 @@ def demonstrate(source: Source, models: Path, current: Mode, say: Callable[[str]
     folder = models / source.name
     written = write(source, folder, force=False, progress=Progress())
     say(f"{source.model}: {'found in' if written.reused else 'written to'} {folder}. Starting vllm serve ...\n")
-    with serving(folder, *SERVE_OPTIONS) as server:
+    shown = serve_and_ask(source, folder, current, say)
+    say("\n")
+    return shown
+
+
+def serve_and_ask(
+    source: Source,
+    folder: Path,
+    current: Mode,
+    say: Callable[[str], None],
+    *,
+    environment: Mapping[str, str] | None = None,
+    ready: Callable[[Server], None] | None = None,
+) -> Shown:
+    """Serve a demo model's folder, ask it its question, and stop the server.
+
+    Args:
+        source: which demo model.
+        folder: where it is.
+        current: what `choose_mode` returned.
+        say: gets the question and the streamed answer.
+        environment: variables of the server beside this process's own.
+        ready: called with the server once it is healthy.
+
+    Raises:
+        NeuronError: the server or its answer failed.
+    """
+    with serving(folder, *SERVE_OPTIONS, environment=environment) as server:
+        if ready is not None:
+            ready(server)
         question = QUESTIONS[source.chat]
         say(f"ready in {server.seconds:.1f} s\n> {question}\n")
         answer = ask(server, question, chat=source.chat, max_tokens=MAX_TOKENS, show=say)
     say(
         f"\n[{answer.tokens} tokens, {answer.tokens_per_second:.1f} tokens/s, "
-        f"first token after {answer.first_token_s:.2f} s]\n\n"
+        f"first token after {answer.first_token_s:.2f} s]\n"
     )
     return Shown(source, folder, current, server.seconds, answer)

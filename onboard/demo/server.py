@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -12,12 +13,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from onboard.errors import RunError
+from vllm_neuron import envs
 
 ENTRY = ("vllm.entrypoints.cli.main", "serve")
 START_TIMEOUT_S = 600
@@ -44,12 +47,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(folder: Path, *options: str) -> Iterator[Server]:
-    """Serve a model folder with this process's environment; the server is stopped at the end, however it comes.
+def serving(folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """Serve a model folder; the server and its children are stopped at the end, however it comes.
 
     Args:
         folder: the model folder; its name is the served model's name.
         options: further options of `vllm serve`.
+        environment: variables beside those of this process.
 
     Raises:
         RunError: the server died or did not become healthy; the message holds the
@@ -59,17 +63,40 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
     command = [sys.executable, "-m", *ENTRY, str(folder)]
     command += ["--served-model-name", folder.name, "--host", "127.0.0.1", "--port", str(port), *options]
     log = Path(tempfile.mkdtemp(prefix="onboard-serve-")) / "server.log"
-    with log.open("wb") as out:
-        started = time.monotonic()
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
+    keep = False
+    try:
+        with log.open("wb") as out, _child(command, out, environment or {}) as child:
+            started = time.monotonic()
             _wait(child, f"http://127.0.0.1:{port}/health", log)
             yield Server(f"http://127.0.0.1:{port}/v1", folder.name, log, time.monotonic() - started)
-        finally:
+    except RunError:
+        keep = True
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(log.parent, ignore_errors=True)
+
+
+@contextmanager
+def _child(command: list[str], out: BinaryIO, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a session of its own, so that Ctrl-C at the terminal reaches it through :func:`_stop` only."""
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=envs.child(environment),
+    )
+    try:
+        yield child
+    finally:
+        try:
             _stop(child)
-    shutil.rmtree(log.parent)
+        finally:
+            # What a second Ctrl-C, or a server that does not tidy up, would leave behind.
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
 
 
 def _wait(child: subprocess.Popen[bytes], health: str, log: Path) -> None:
