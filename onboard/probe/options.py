@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-NOT_SETTINGS = ("model_type", "transformers_version", "architectures", "quantization_config", "dtype", "torch_dtype",
+NOT_SETTINGS = ("model_type", "auto_map", "transformers_version", "architectures", "quantization_config", "dtype", "torch_dtype",
                 "_name_or_path", "id2label", "label2id", "problem_type", "output_attentions", "output_hidden_states",
                 "_output_attentions", "return_dict", "is_encoder_decoder", "chunk_size_feed_forward")  # fmt: skip
 TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -82,7 +82,10 @@ def rotary(full: Any, values: Mapping[str, Any], head: int | None) -> dict[str, 
     if all(isinstance(v, Mapping) for v in block.values()):
         sizes = {"full_attention": values.get("global_head_dim") or size}
         return {"rope_parameters": {k: _block(v, sizes.get(k, size)) for k, v in block.items()}}
-    return {"rope_parameters": _block(block, size)}
+    found: dict[str, Any] = {"rope_parameters": _block(block, size)}
+    if values.get("rotary_dim") and "partial_rotary_factor" in block:
+        found["rotary_dim"] = int(size * block["partial_rotary_factor"])
+    return found
 
 
 def _block(block: Mapping[str, Any], size: int) -> dict[str, Any]:
@@ -125,16 +128,12 @@ OWN: dict[str, dict[str, Any]] = {
                "kv_channels": 24, "num_query_groups": 4, "adapter_rank": 8, "mamba_d_state": 16, "num_hidden_layers": 5,
                "hybrid_layer_ids": [1, 3],
                "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "linear_attention"]},
-    "cohere_compass_text": {"rope_parameters": {k: {"rope_type": "default", "rope_theta": 10000.0} for k in
-                                                ("full_attention", "sliding_attention")}},
-    "phi4_multimodal": {
-        "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
-                          "image_size": 28, "crop_size": 28},
-        "audio_config": {"hidden_size": 32, "intermediate_size": 48, "num_blocks": 1, "num_attention_heads": 2,
-                         "ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32, "nemo_conv_channels": 32},
-    },
+    "cohere_compass_text": {"rope_parameters": {
+        "full_attention": None,
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}}},
     "xlstm": {"embedding_dim": 96, "num_heads": 4},
     "dbrx": {
+        "num_key_value_heads": 2,
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 48, "hidden_size": 96, "moe_num_experts": 8, "moe_top_k": 3,
                        "ffn_act_fn": {"name": "silu"}},

@@ -121,7 +121,7 @@ def _class(model_type: str) -> Any:
 
 def _full(model_type: str, given: Mapping[str, Any] | None) -> Any:
     fields = {
-        k: _settings(v)
+        k: plain_settings(v)
         for k, v in (given or {}).items()
         if k not in ("model_type", "quantization_config", "auto_map", "transformers_version")
     }
@@ -188,7 +188,7 @@ def shrink(full: Any, head: int | None) -> dict[str, Any]:
 
 def settings(config: Any) -> dict[str, Any]:
     """The settings of a config object; one that lists what differs by layer is told by its two sizes again."""
-    values = {k: _settings(v) for k, v in config.to_dict().items() if k not in options.NOT_SETTINGS}
+    values = {k: plain_settings(v) for k, v in config.to_dict().items() if k not in options.NOT_SETTINGS}
     by_layer = values.pop("per_layer_config", None)
     if by_layer:
         other = next(iter(by_layer.values()))
@@ -198,7 +198,8 @@ def settings(config: Any) -> dict[str, Any]:
     return values
 
 
-def _settings(value: Any) -> Any:
+def plain_settings(value: Any) -> Any:
+    """A nested block of settings without what is not a setting."""
     if isinstance(value, dict):
         return {k: v for k, v in value.items() if k not in options.NOT_SETTINGS}
     return value

@@ -16,9 +16,9 @@ from onboard.scaffold.wiring import Open, Wiring, wire
 
 T = TypeVar("T")
 NORMS = ("attn_norm", "post_attn_norm", "mlp_norm", "post_mlp_norm")
-BLOCKS = ("attn_norm", "attn", "post_attn_norm", "mlp_norm", "mlp", "post_mlp_norm")
+BLOCKS = ("attn_norm", "attn", "post_attn_norm", "mlp_norm", "mlp", "post_mlp_norm", "layer_input")
 IDENTITY = Call("nn.Identity")
-FRAME = ("embed", "positions", "embed_norm", "norm", "head")
+FRAME = ("embed", "positions", "embed_norm", "per_layer", "norm", "head")
 
 
 @dataclass(frozen=True)

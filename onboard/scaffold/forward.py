@@ -18,6 +18,7 @@ def forward(built: Built, own: str, step: str) -> list[str]:
             text = f"{own}post_{name}_norm({text})"
         return scale + text
 
+    inputs = ", input_TP" if step else ", input"
     last = " * self.scalar" if built.scalar and own else ""
     shape = built.wiring.shape
     if shape == "parallel":
@@ -36,6 +37,9 @@ def forward(built: Built, own: str, step: str) -> list[str]:
         lines = [f"x_TH = x_TH + {block('attn', 'x_TH')}"] if "attn" in have else []
         lines += [f"x_TH = x_TH + {block('mlp', 'x_TH')}"] if "mlp" in have else []
         lines = [*lines[:-1], "return " + lines[-1].removeprefix("x_TH = ")] if lines else ["return x_TH"]
+    if "layer_input" in have:
+        lines[-1] = "x_TH = " + lines[-1].removeprefix("return ")
+        lines.append(f"return x_TH + {own}layer_input(x_TH{inputs})")
     if last:
         lines[-1] = f"return ({lines[-1].removeprefix('return ')}){last}"
     return lines

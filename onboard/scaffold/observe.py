@@ -133,10 +133,12 @@ def _layer_norms(
         found = re.search(r"\.(\d+)\.", key)
         if not prefix or leaf != "weight" or found is None or roles.in_attention(tail):
             continue
-        if roles.is_norm(tail) and "sub_norm" not in tail:
+        if roles.is_norm(tail) and "sub_norm" not in tail and "per_layer" not in tail:
             layers.setdefault(int(found.group(1)), {})[tail] = origin.get(key, key).rpartition(".")[0]
     norms: dict[str, str] = {}
     for index, tails in layers.items():
+        if index >= len(wiring.layers):
+            continue
         ours = [n for n in NORMS if _has_weight(wiring.layers[index].get(n))]
         ordered = roles.order(tails.values(), executed)
         names = sorted(tails, key=lambda t: ordered.index(tails[t]))
@@ -157,7 +159,7 @@ def _final_norm(saved: Mapping[str, Any], origin: Mapping[str, str], executed: l
     outside = {}
     for key in saved:
         pattern = roles.patterns({key: ()})[0].pattern
-        if "{i}" not in pattern and roles.is_norm(pattern):
+        if "{i}" not in pattern and "per_layer" not in pattern and roles.is_norm(pattern):
             outside[origin.get(key, key).rpartition(".")[0]] = pattern
     last = max((executed.index(m) for m in outside if m in executed), default=None)
     if last is None:

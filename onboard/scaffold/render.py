@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onboard.facts.api import ModelFacts
+from onboard.facts.api import ModelFacts, read
 from onboard.probe.tiny import Variant, variants
 from onboard.scaffold import roles
 from onboard.scaffold.build import Built, build
@@ -44,6 +44,7 @@ def model_code(facts: ModelFacts, *, stem: str | None = None, module: str | None
     made = variants(facts.model_type or "", dict(facts.text))
     known = twins(facts, [(v.name, v.config) for v in made])
     if len(known) < 2:
+        read(made[0].config.to_dict(), name="base")
         raise ConfigError("config", facts.model_type, "a family whose tiny twin can be read")
     maker = _Maker(facts, made, stem, module or stem.lower(), architecture)
     return maker.settled(known)
@@ -115,12 +116,15 @@ class _Maker:
         return None
 
     def _unfit(self, tried: Tried) -> list[Open]:
+        """What differs: the blocks, or what the whole model comes to when each block alone is right."""
+        blocks = [c for c in tried.failed if c.what.removeprefix("block ") in tried.blocks]
         found = []
-        for check in tried.failed:
-            expected = check.divergence.expected.split(" ", 1)[0] if check.divergence else ""
+        for check in blocks or tried.failed[:1]:
+            title = check.divergence.expected.split(" ", 1)[0] if check.divergence else ""
+            expected = title if title[:1].isupper() else ""
             name = check.what.removeprefix("block ").replace("layers.*.", "")
             found.append(Open(f"{name} unlike {expected}" if expected else check.message[:120], expected, name))
-        return found[:1] if not tried.blocks else [o for o in found if o.hf_class] or found
+        return found
 
     def _with_open(self, writer: Writer) -> ModelCode:
         """Code that names what is missing, in the blocks that differ from the reference's."""

@@ -41,6 +41,14 @@ MLP = {
     "act_fn.beta": r"act_fn\.beta",
     "act_fn.eps": r"act_fn\.eps",
 }
+PER_LAYER = {
+    "per_layer.table": r"(?:.*\.)?embed_tokens_per_layer",
+    "per_layer.projection": r"(?:.*\.)?per_layer_model_projection",
+    "per_layer.norm": r"(?:.*\.)?per_layer_projection_norm",
+    "layer_input.gate": r"per_layer_input_gate",
+    "layer_input.projection": r"per_layer_projection",
+    "layer_input.norm": r"post_per_layer_input_norm",
+}
 ROUTER = {
     "router": r"gate|router|router\.layer|router\.classifier|router\.gate|gate\.wg|block_sparse_moe\.gate",
     "router.correction_bias": r"(?:.*\.)?(e_score_correction_bias|expert_bias)",
@@ -107,8 +115,7 @@ def matching(names: Mapping[str, str], tail: str, *, whole: bool = False) -> str
 
 def in_attention(tail: str) -> bool:
     """Whether a name within a layer belongs to the attention block."""
-    first = tail.split(".", 1)[0]
-    return any(part in first for part in ATTENTION_PARTS) and not is_norm(first)
+    return any(any(part in piece for part in ATTENTION_PARTS) and not is_norm(piece) for piece in tail.split("."))
 
 
 def is_norm(name: str) -> bool:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from onboard.arch.spec import ArchSpec
 from onboard.facts.api import ModelFacts, read
 from onboard.facts.families.common import CANONICAL_ACTIVATIONS
+from onboard.facts.spellings import SPELLINGS
+from onboard.probe.options import NOT_SETTINGS
+from onboard.probe.tiny import plain_settings
 from onboard.scaffold.expressions import Example
 from vllm_neuron.errors import ConfigError, NeuronError
 from vllm_neuron.model import hf_config as helpers
@@ -36,12 +41,14 @@ WELL_KNOWN = (
 )
 # Settings of a config object that no computation of the decoder reads.
 NOT_THE_MODEL = re.compile(
-    r".*_token_id|.*_token_ids|.*dropout.*|.*_pdrop|drop_.*|initializer.*|init_.*|use_cache|output_.*|return_dict|"
+    r".*_token_id|.*_token_ids|.*dropout.*|.*_pdrop|drop_.*|initializer.*|init_.*|use_cache|return_dict|"
+    r"output_attentions|output_hidden_states|output_router_logits|"
     r"id2label|label2id|problem_type|transformers_version|_.*|dtype|torch_dtype|architectures|model_type|name_or_path|"
-    r"chunk_size_feed_forward|is_encoder_decoder|add_cross_attention|is_decoder|cross_attention.*|pruned_heads|"
+    r"chunk_size_feed_forward|is_encoder_decoder|add_cross_attention|is_decoder|cross_attention_hidden_size|pruned_heads|"
     r"router_aux_loss_coef|aux_loss_alpha|seq_aux|router_z_loss_coef|router_jitter_noise|input_jitter_noise|"
     r"summary_.*|quantization_config|auto_map|attn_implementation|experts_implementation|tokenizer_class|"
-    r"finetuning_task|task_specific_params|gradient_checkpointing|scale_attn_weights_grad|use_mamba_kernels|"
+    r"finetuning_task|.*mtp.*|num_nextn_predict_layers|task_specific_params|"
+    r"gradient_checkpointing|scale_attn_weights_grad|use_mamba_kernels|"
     r"pretraining_tp|num_labels|sep_token_id|ep_size|decoder_start_token_id|layer_norm_type|.*_loss_.*|moe_loss_weight"
 )
 
@@ -87,7 +94,7 @@ def config_of(facts: ModelFacts) -> Any:
             "a model type that the installed transformers has",
             "Upgrade transformers, or give a config of a known type.",
         )
-    fields = {k: v for k, v in facts.text.items() if k not in ("model_type", "quantization_config", "auto_map")}
+    fields = {k: plain_settings(v) for k, v in facts.text.items() if k not in NOT_SETTINGS}
     try:
         return AutoConfig.for_model(facts.model_type, **fields)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -109,7 +116,8 @@ def twins(facts: ModelFacts, variants: Sequence[tuple[str, Any]]) -> list[Twin]:
 
 def twin(name: str, config: Any, spec: ArchSpec, facts: ModelFacts) -> Twin:
     """A config with its spec and the fields that decide each value."""
-    env, derived = environment(config)
+    keys = {word for path, source in facts.sources.items() if "." in path for word in (source.key or "").split(".")}
+    env, derived = environment(config, keys)
     hints = _hints(facts, env, getattr(config, "attribute_map", None) or {})
     return Twin(name, config, spec, env, hints, derived)
 
@@ -117,13 +125,19 @@ def twin(name: str, config: Any, spec: ArchSpec, facts: ModelFacts) -> Twin:
 Derived = dict[str, tuple[str, tuple[str, ...]]]
 
 
-def environment(config: Any) -> tuple[dict[str, Any], Derived]:
+def environment(config: Any, decisive: Collection[str] = ()) -> tuple[dict[str, Any], Derived]:
     """Field -> value of a config object, under transformers' common names where a class has its own; and how those
-    are read that no single attribute holds."""
+    are read that no single attribute holds.
+
+    Args:
+        config: the config object.
+        decisive: fields that the architecture was read from, whatever their names look like.
+    """
     own = {v: k for k, v in (getattr(config, "attribute_map", None) or {}).items()}
     values: dict[str, Any] = {}
+    unread = unread_fields(config)
     for name, value in vars(config).items():
-        if NOT_THE_MODEL.fullmatch(name):
+        if name in unread or (NOT_THE_MODEL.fullmatch(name) and name not in decisive):
             continue
         if hasattr(value, "to_dict"):
             values.update({f"{name}.{k}": v for k, v in vars(value).items() if not NOT_THE_MODEL.fullmatch(k)})
@@ -134,6 +148,21 @@ def environment(config: Any) -> tuple[dict[str, Any], Derived]:
             values[name] = getattr(config, name)
     derived = _derived(config, values)
     return {name: _plain(name, values[name]) for name in sorted(values, key=_rank)}, derived
+
+
+def unread_fields(config: Any) -> frozenset[str]:
+    """Keys of a config that its class does not declare and its model's source does not name: transformers carries
+    them along and computes nothing with them."""
+    declared = {field for one in type(config).__mro__ for field in vars(one).get("__annotations__", ())}
+    extra = [name for name in vars(config) if name not in declared and not name.startswith("_")]
+    if not extra:
+        return frozenset()
+    module = type(config).__module__
+    try:
+        source = inspect.getsource(importlib.import_module(module.replace("configuration_", "modeling_")))
+    except (ImportError, OSError, TypeError):
+        return frozenset()
+    return frozenset(name for name in extra if not re.search(rf"\b{re.escape(name)}\b", source))
 
 
 def _derived(config: Any, values: dict[str, Any]) -> Derived:
@@ -165,6 +194,9 @@ def _derived(config: Any, values: dict[str, Any]) -> Derived:
             if isinstance(rope.get(name), int | float):
                 values[name] = rope[name]
                 derived[name] = (f"rope_parameters(hf_config)[{name!r}]", ("rope_parameters",))
+        if isinstance(rope.get("rope_theta"), int | float):
+            values["rope_theta"] = rope["rope_theta"]
+            derived["rope_theta"] = ("plain_rope_base(hf_config)", ("plain_rope_base",))
     return derived
 
 
@@ -189,12 +221,18 @@ def _hints(facts: ModelFacts, env: Mapping[str, Any], renamed: Mapping[str, str]
     for path, source in facts.sources.items():
         key = source.key or ""
         words = [key.removeprefix(prefix), *re.findall(r"[A-Za-z_][\w.]*", key)]
-        names = [common.get(w, w) for w in words]
+        names = [common.get(w, w) for word in words for w in spellings(word)]
         plain = path.split("@", 1)[0]
         names += EXTRA_HINTS.get(plain, ())
         found = tuple(dict.fromkeys(n for n in names if n in env))
         hints[plain] = tuple(dict.fromkeys((*hints.get(plain, ()), *found)))
     return hints
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """A key with the other spellings of the same setting; a family's class reads one of them."""
+    group = next((each for each in SPELLINGS.values() if name in each), ())
+    return tuple(dict.fromkeys((name, *group)))
 
 
 def merged_hints(twins: Sequence[Twin]) -> dict[str, tuple[str, ...]]:

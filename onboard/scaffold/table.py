@@ -62,7 +62,8 @@ def rows(stored: Sequence[Stored], layout: Layout) -> Rows:
     for one in stored:
         groups.setdefault(roles.split(one.pattern)[0], []).append(one)
     outside = groups.pop("", [])
-    _top(out, outside, layout, ("embed", "positions", "embed_norm"))
+    parts = ("per_layer.table", "per_layer.projection", "per_layer.norm")
+    _top(out, outside, layout, ("embed", "positions", "embed_norm", *parts))
     for prefix, members in groups.items():
         attention = [m for m in members if roles.in_attention(roles.split(m.pattern)[1])]
         taken = {m.pattern for m in attention}
@@ -78,7 +79,7 @@ def rows(stored: Sequence[Stored], layout: Layout) -> Rows:
 def _top_part(one: Stored, layout: Layout) -> str | None:
     if one.pattern == layout.final_norm:
         return "norm"
-    return roles.matching(roles.TOP, one.pattern, whole=True)
+    return roles.matching(roles.PER_LAYER | roles.TOP, one.pattern, whole=True)
 
 
 def _top(out: Rows, members: Iterable[Stored], layout: Layout, parts: Sequence[str]) -> None:
@@ -167,6 +168,8 @@ def _mlp(out: Rows, members: Sequence[Stored], layout: Layout) -> None:
             _keep(out, experts, roles.matching(roles.MLP, tail), one)
         elif router is not None:
             out.add("Map", LAYER + "mlp.router", one.pattern)
+        elif (part := roles.matching(roles.PER_LAYER, tail, whole=True)) is not None:
+            out.add("Map", LAYER + part, one.pattern)
         elif tail == "layer_scalar":
             out.add("Map", LAYER + "scalar", one.pattern)
         else:

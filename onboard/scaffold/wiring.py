@@ -79,8 +79,6 @@ def open_features(spec: ArchSpec) -> list[Open]:
     found = [Open(b.feature, b.hf_class, b.where) for b in spec.beyond]
     if spec.hyper_connections is not None:
         found.append(Open("hyper_connections"))
-    if spec.per_layer_input is not None:
-        found.append(Open("per_layer_inputs"))
     if spec.head.normalized:
         found.append(Open("normalized_head"))
     if spec.embedding.project:
@@ -104,9 +102,7 @@ def _open_attention(a: Attention) -> list[Open]:
         "output_turned_back": a.undo_rope,
         "low_rank_query": a.q_rank is not None and a.latent is None,
         "query_norm_unlike_key_norm": a.qk_norm is not None and a.qk_norm.query_norm is not None,
-        "value_scale": a.value_scale != 1.0,
         "narrow_attention_input": a.input_size is not None,
-        "latent_scale": a.latent is not None and a.latent.kv_scale != 1.0,
         f"{a.positions.kind}_positions_in_attention": a.positions.kind not in ("rotary", "none", "alibi", "learned",
                                                                               "sinusoidal"),
     }  # fmt: skip
@@ -138,6 +134,7 @@ def _frame(spec: ArchSpec) -> dict[str, Any]:
             ),
         ),
         "positions": _positions(e.positions, hidden),
+        "per_layer": _per_layer(spec),
         "embed_norm": norm(e.norm, hidden, "hidden", "embedding.norm"),
         "norm": norm(spec.final_norm, hidden, "hidden", "final_norm"),
         "head": Call(
@@ -152,6 +149,39 @@ def _frame(spec: ArchSpec) -> dict[str, Any]:
         ),
     }
     return frame
+
+
+def _per_layer(spec: ArchSpec) -> Call | None:
+    p = spec.per_layer_input
+    if p is None:
+        return None
+    path = "per_layer_input"
+    return Call(
+        "PerLayerEmbedding",
+        (
+            Arg("", p.vocab, f"{path}.vocab"),
+            Arg("", spec.layers, "layers"),
+            Arg("", p.size, f"{path}.size"),
+            Arg("", spec.hidden, "hidden"),
+            Arg("eps", p.norm.eps, f"{path}.norm.eps"),
+        ),
+    )
+
+
+def _layer_input(spec: ArchSpec, layer: Layer) -> Call | None:
+    p = spec.per_layer_input
+    if p is None or not layer.per_layer_input:
+        return None
+    act = layer.mlp.activation if layer.mlp is not None else None
+    return Call(
+        "PerLayerInput",
+        (
+            Arg("", spec.hidden, "hidden"),
+            Arg("", p.size, "per_layer_input.size"),
+            Arg("act", act, "mlp.activation"),
+            Arg("eps", p.norm.eps, "per_layer_input.norm.eps"),
+        ),
+    )
 
 
 def _positions(p: Positions | None, hidden: int) -> Call | None:
@@ -186,6 +216,7 @@ def _layer(spec: ArchSpec, layer: Layer, index: int, key: str) -> dict[str, Any]
     blocks["mlp_norm"] = norm(n.pre_mlp, hidden, "hidden", "norms")
     blocks["mlp"] = moe(layer.moe, hidden) if layer.moe is not None else mlp(layer.mlp, hidden)
     blocks["post_mlp_norm"] = norm(n.post_mlp, hidden, "hidden", "norms")
+    blocks["layer_input"] = _layer_input(spec, layer)
     blocks["residual_scale"] = layer.residual_scale
     blocks["output_scalar"] = layer.output_scalar
     return blocks

@@ -162,7 +162,7 @@ class Writer:
         for name in kept[0].env:
             if "." in name or name.startswith("rope_") or name in self.derived or (name in used and name not in turned):
                 continue
-            values = [t.env[name] for t in kept if name in t.env]
+            values = [_hashable(getattr(t.config, name, t.env[name])) for t in kept if name in t.env]
             if all(_is_switch(v) for v in values):
                 plain = [list(v) if isinstance(v, tuple) else v for v in dict.fromkeys(values)]
                 found.append((repr(name), repr(tuple(plain))))
@@ -187,7 +187,7 @@ class Writer:
         rotary_type, rotary_build = self._rotary()
         layers = f"nn.ModuleList({self.stem}Layer(c, i{', rotary' if rotary_type else ''}) for i in range(%s))"
         at = next(k for k, (n, _) in enumerate(frame) if n in ("norm", "head"))
-        frame.insert(at, ("layers", layers % b.whole["num_hidden_layers"].text))
+        frame.insert(at, ("layers", layers % "c.num_hidden_layers"))
         kinds = sorted(self.rows.kinds | {"Table"} | ({"Tie"} if self._tied() else set()))
         blocks = {x for t in self._block_trees() for x in t.blocks if "." not in x} | (
             {"Rotary"} if rotary_type else set()
@@ -207,6 +207,7 @@ class Writer:
             "layer_forward": self._forward(),
             "frame_blocks": frame,
             "embed_lines": self._embed(),
+            "per_layer": "layer_input" in b.layer,
             **self._raising(missing),
         }
 
@@ -287,6 +288,10 @@ def _type(values: Sequence[Any]) -> str:
     else:
         text = "float" if names == {"int", "float"} else " | ".join(sorted(names))
     return text + (" | None" if len(some) < len(values) else "")
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _is_switch(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_neuron.errors import ConfigError, UnsupportedError
@@ -76,6 +76,23 @@ def rope_parameters(hf_config: Any, layer_type: str | None = None) -> Mapping[st
     return parameters[layer_type]
 
 
+def plain_rope_base(hf_config: Any) -> float:
+    """``rope_theta`` of a model whose rotary positions are not scaled.
+
+    Raises:
+        ConfigError: it is missing.
+        UnsupportedError: the settings ask for a scaling.
+    """
+    settings = rope_parameters(hf_config)
+    kind, base = settings.get("rope_type", "default"), settings.get("rope_theta")
+    if kind != "default":
+        message = "This model's code does not implement it."
+        raise UnsupportedError("config.rope_parameters.rope_type", kind, "'default'", message)
+    if base is None:
+        raise ConfigError("config.rope_parameters.rope_theta", base, "a value", "Add it to the model's config.json.")
+    return float(base)
+
+
 def latent_scale(hf_config: Any) -> float:
     """Factor on the scores of latent attention: ``1 / sqrt(nope + rope size)``, times yarn's magnitude squared where
     the rotary settings name ``mscale_all_dim`` (transformers 5.19, models/deepseek_v3).
@@ -89,3 +106,30 @@ def latent_scale(hf_config: Any) -> float:
     if settings.get("rope_type", "default") == "default" or not over_all or not factor or factor <= 1:
         return float(size**-0.5)
     return float(size**-0.5 * (0.1 * over_all * math.log(factor) + 1.0) ** 2)
+
+
+def per_layer(hf_config: Any, name: str) -> tuple[Any, ...]:
+    """A field's value for each layer, where a ``per_layer_config`` makes it vary: reading the field itself raises there.
+
+    Raises:
+        ConfigError: the field is absent or null in a layer.
+    """
+    layers = range(require(hf_config, "num_hidden_layers"))
+    each = getattr(hf_config, "per_layer_config", None)
+    values = tuple(getattr(each[i] if each else hf_config, name, None) for i in layers)
+    if None in values:
+        raise ConfigError(f"config.{name}", None, "a value in every layer", "Add it to the model's config.json.")
+    return values
+
+
+def shared_kv_layers(layer_types: Sequence[str], shared: int) -> tuple[int | None, ...]:
+    """For each layer the earlier one whose cache it reads, None for its own: the last ``shared`` layers read that of
+    the last layer of their type before them (Gemma 3n and 4)."""
+    first = len(layer_types) - shared
+
+    def source(i: int) -> int | None:
+        if i < first or first <= 0:
+            return None
+        return next((j for j in reversed(range(first)) if layer_types[j] == layer_types[i]), None)
+
+    return tuple(source(i) for i in range(len(layer_types)))

@@ -17,6 +17,7 @@ from vllm_neuron.nn.linear import (
 from vllm_neuron.nn.mlp import MLP, Clamp, GatedMLP
 from vllm_neuron.nn.moe import MoE, RouterConfig
 from vllm_neuron.nn.norm import LayerNorm, RMSNorm
+from vllm_neuron.nn.per_layer import PerLayerEmbedding, PerLayerInput
 from vllm_neuron.nn.positions import LearnedPositions, SinusoidalPositions
 from vllm_neuron.nn.rotary import Rotary, RotaryConfig
 from vllm_neuron.nn.sampler import Sampler
@@ -37,6 +38,8 @@ __all__ = [
     "LearnedPositions",
     "Linear",
     "MoE",
+    "PerLayerEmbedding",
+    "PerLayerInput",
     "QKNorm",
     "QKVLinear",
     "QueryGrowth",
