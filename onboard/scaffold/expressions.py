@@ -133,8 +133,8 @@ def _truth(candidate: Candidate, examples: Sequence[Example]) -> tuple[bool, ...
 
 
 def field_name(name: str) -> str:
-    """The config class's field for a (possibly nested) key."""
-    return name.rsplit(".", 1)[-1]
+    """The config class's field for a key; ``attn_config.clip_qkv`` is ``attn_config_clip_qkv``, unlike any other."""
+    return name.replace(".", "_")
 
 
 def _field(name: str) -> Candidate:
