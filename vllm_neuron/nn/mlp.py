@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import vllm_neuron.functional as NF
+from vllm_neuron.errors import ConfigError
 from vllm_neuron.nn.head_norm import HeadNorm, QKNorm
 from vllm_neuron.nn.linear import ColumnParallelLinear, GateUpLinear, RowParallelLinear
 
@@ -40,6 +41,10 @@ class GatedMLP(nn.Module):
         dtype: of the parameters; torch's default when None.
 
     Shapes: x [T, H] -> [T, H].
+
+    Raises:
+        OperationError: an activation that is not known.
+        ConfigError: ``clamp`` and ``down_norm`` at once, which no model has; a norm of heads in place of one over I.
     """
 
     def __init__(
@@ -57,6 +62,10 @@ class GatedMLP(nn.Module):
     ) -> None:
         super().__init__()
         NF.activation(act)
+        if down_norm is not None and clamp is not None:
+            raise ConfigError("GatedMLP: down_norm", down_norm, "None beside a clamp")
+        if down_norm is not None and down_norm.width != "full":
+            raise ConfigError("GatedMLP: down_norm.width", down_norm.width, "full, over the whole intermediate size")
         self.act, self.clamp = act, clamp
         self.gate_up = GateUpLinear(hidden_size, intermediate_size, bias if up_bias is None else up_bias, dtype)
         self.down = RowParallelLinear(intermediate_size, hidden_size, bias if down_bias is None else down_bias, dtype)

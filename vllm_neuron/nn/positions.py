@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import vllm_neuron.functional as NF
+from vllm_neuron.errors import ConfigError
 
 
 class LearnedPositions(nn.Module):
@@ -45,6 +46,9 @@ class SinusoidalPositions(nn.Module):
         dtype: of the result; torch's default when None.
 
     Shapes: positions int64 [T] -> [T, H].
+
+    Raises:
+        ConfigError: an odd size.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class SinusoidalPositions(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if size % 2:
+            raise ConfigError("SinusoidalPositions: size", size, "an even number")
         self.offset, self.dtype = offset, dtype or torch.get_default_dtype()
         self.size, self.step = size, -2.0 * math.log(base) / (size if frequency_size is None else frequency_size)
 

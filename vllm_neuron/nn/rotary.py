@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -14,8 +14,25 @@ import vllm_neuron.functional as NF
 from vllm_neuron.errors import ConfigError, UnsupportedError, nearest
 from vllm_neuron.nn.frequencies import KINDS
 
-# Keys that change nothing for text: axes of a multimodal rope, whose positions are all the same there.
+# Keys that change no table: the axes of a multimodal rope, whose positions are all the same on text; what the growth of
+# the queries (QueryGrowth) reads; and repetitions of what stands elsewhere.
 NEUTRAL = ("type", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta", "max_position_embeddings")
+
+STRETCHED = ("llama3", "yarn", "longrope")
+# Settings that not every kind takes, and the kinds that do.
+KINDS_OF: dict[str, tuple[str, ...]] = {
+    "factor": ("linear", "proportional", *STRETCHED),
+    "original_max_position": STRETCHED,
+    "low_freq_factor": ("llama3",),
+    "high_freq_factor": ("llama3",),
+    "beta_fast": ("yarn",),
+    "beta_slow": ("yarn",),
+    "truncate": ("yarn",),
+    "short_factors": ("longrope",),
+    "long_factors": ("longrope",),
+}
+# What Hunyuan's configs carry beside ``alpha``, and its code does not read.
+BESIDE_ALPHA = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
 
 @dataclass(frozen=True)
@@ -42,7 +59,8 @@ class RotaryConfig:
     Raises:
         UnsupportedError: a kind of another name.
         ConfigError: a rotary width that is odd or wider than the head; longrope's lists, or ``dealt``, of another
-            length than there are frequencies.
+            length than there are frequencies; a base or factor that isn't positive; a missing original context; a
+            setting that the kind does not take.
     """
 
     head_size: int
@@ -70,11 +88,23 @@ class RotaryConfig:
             raise _unknown(self.kind)
         if self.live % 2 or not 0 <= self.live <= self.head_size or not self.width:
             raise ConfigError("rotary_size", self.live, f"an even number up to head_size {self.head_size}")
+        self._check_settings()
         for name in ("short_factors", "long_factors") if self.kind == "longrope" else ():
             if len(getattr(self, name)) != self.width // 2:
                 raise ConfigError(name, len(getattr(self, name)), f"{self.width // 2} numbers, half the rotary width")
         if self.dealt is not None and not 0 <= self.dealt <= self.width // 2:
             raise ConfigError("dealt", self.dealt, f"at most {self.width // 2}, half the rotary width")
+
+    def _check_settings(self) -> None:
+        for f in fields(self):
+            value, kinds = getattr(self, f.name), KINDS_OF.get(f.name)
+            if kinds is not None and self.kind not in kinds and value != f.default:
+                raise ConfigError(f.name, value, f"{f.default}: the kind {self.kind} does not take it")
+        needed = ["base", "factor", "max_position", "attention_factor"]
+        needed += ["original_max_position"] if self.kind in STRETCHED else []
+        for name in needed:
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(name, getattr(self, name), "a positive number")
 
     @property
     def live(self) -> int:
@@ -123,15 +153,20 @@ class RotaryConfig:
         if kind not in KINDS:
             raise _unknown(kind)
         if kind == "dynamic" and given.get("alpha"):
-            kind, given = "default", {"rope_theta": _stretched_base(given, head_size)}
-        partial = given.pop("partial_rotary_factor", None)
-        fields: dict[str, Any] = {"base": _number(given, "rope_theta"), "kind": kind}
+            kind = "default"
+            given = {k: v for k, v in given.items() if k not in BESIDE_ALPHA}
+            share = given.get("partial_rotary_factor", 1.0)
+            if share != 1.0:
+                raise ConfigError("rope_parameters.partial_rotary_factor", share, "1 with alpha")
+            given["rope_theta"] = _stretched_base(given, head_size)
+        partial = _optional(given, "partial_rotary_factor")
+        settings: dict[str, Any] = {"base": _number(given, "rope_theta"), "kind": kind}
         if partial is not None and partial != 1.0:
             share = 2 * int(partial * head_size // 2) if kind == "proportional" else int(head_size * partial)
             if rotary_size not in (None, share):
                 raise ConfigError("rotary_size", rotary_size, f"{share}, as partial_rotary_factor {partial} says")
             rotary_size = share
-        fields |= _READERS[kind](given, max_position)
+        settings |= _READERS[kind](given, max_position)
         given.pop("original_max_position_embeddings", None)
         if given:
             name = next(iter(given))
@@ -144,7 +179,7 @@ class RotaryConfig:
             leading=leading,
             reverse=reverse,
             dealt=dealt,
-            **fields,
+            **settings,
         )
 
     def inverse_frequencies(self) -> Tensor:
@@ -161,7 +196,7 @@ def _unknown(kind: str) -> UnsupportedError:
 
 
 def _stretched_base(given: dict[str, Any], head_size: int) -> float:
-    """Hunyuan's ``dynamic`` with an ``alpha``: a fixed larger base, and nothing else of the block counts."""
+    """Hunyuan's ``dynamic`` with an ``alpha`` is a fixed larger base."""
     alpha = _number(given, "alpha")
     return _number(given, "rope_theta") * alpha ** (head_size / (head_size - 2))
 
@@ -177,14 +212,26 @@ def _optional(given: dict[str, Any], name: str) -> float | None:
     return _number(given, name) if name in given else None
 
 
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
+
+
+def _flag(given: dict[str, Any], name: str, otherwise: bool) -> bool:
+    value = given.pop(name, otherwise)
+    if not isinstance(value, bool):
+        raise ConfigError(f"rope_parameters.{name}", value, "true or false")
+    return value
+
+
 def _original(given: dict[str, Any]) -> int:
     return int(_number(given, "original_max_position_embeddings"))
 
 
 def _factors(given: dict[str, Any], name: str) -> tuple[float, ...]:
     value = given.pop(name, None)
-    if not isinstance(value, list | tuple) or not value or not all(isinstance(v, int | float) for v in value):
-        raise ConfigError(f"rope_parameters.{name}", value, "a list of numbers")
+    numbers = isinstance(value, list | tuple) and all(isinstance(v, int | float) and v > 0 for v in value)
+    if not numbers or not value:
+        raise ConfigError(f"rope_parameters.{name}", value, "a list of positive numbers")
     return tuple(float(v) for v in value)
 
 
@@ -197,7 +244,7 @@ def _read_factor(given: dict[str, Any], max_position: int) -> dict[str, Any]:
 
 
 def _read_proportional(given: dict[str, Any], max_position: int) -> dict[str, Any]:
-    return {"factor": _optional(given, "factor") or 1.0}
+    return {"factor": _or(_optional(given, "factor"), 1.0)}
 
 
 def _read_dynamic(given: dict[str, Any], max_position: int) -> dict[str, Any]:
@@ -221,7 +268,7 @@ def _magnitude(factor: float, scale: float = 1.0) -> float:
 
 def _read_yarn(given: dict[str, Any], max_position: int) -> dict[str, Any]:
     original = _original(given)
-    factor = _optional(given, "factor") or max_position / original
+    factor = _or(_optional(given, "factor"), max_position / original)
     attention = _optional(given, "attention_factor")
     mscale, over_all = _optional(given, "mscale"), _optional(given, "mscale_all_dim")
     if attention is None:
@@ -232,27 +279,29 @@ def _read_yarn(given: dict[str, Any], max_position: int) -> dict[str, Any]:
         "factor": factor,
         "original_max_position": original,
         "attention_factor": attention,
-        "beta_fast": _optional(given, "beta_fast") or 32.0,
-        "beta_slow": _optional(given, "beta_slow") or 1.0,
-        "truncate": bool(given.pop("truncate", True)),
+        "beta_fast": _or(_optional(given, "beta_fast"), 32.0),
+        "beta_slow": _or(_optional(given, "beta_slow"), 1.0),
+        "truncate": _flag(given, "truncate", True),
     }
 
 
 def _read_longrope(given: dict[str, Any], max_position: int) -> dict[str, Any]:
     original = _original(given)
-    factor = _optional(given, "factor") or max_position / original
+    factor = _or(_optional(given, "factor"), max_position / original)
     attention = _optional(given, "attention_factor")
-    short, long = _optional(given, "short_mscale"), _optional(given, "long_mscale")
+    short, long = _factors(given, "short_factor"), _factors(given, "long_factor")
     if attention is None:
         attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
-    if short is not None and long is not None:
-        attention = long if max_position > original else short
+    if "short_mscale" in given or "long_mscale" in given:
+        # Phi-3.5 MoE in transformers 5.19: these are the size, and the short factors turn sequences of any length.
+        sizes = _number(given, "short_mscale"), _number(given, "long_mscale")
+        attention, long = sizes[max_position > original], short
     return {
         "factor": factor,
         "original_max_position": original,
         "attention_factor": attention,
-        "short_factors": _factors(given, "short_factor"),
-        "long_factors": _factors(given, "long_factor"),
+        "short_factors": short,
+        "long_factors": long,
     }
 
 
@@ -279,6 +328,10 @@ _KEYS = (
     "truncate",
     "short_factor",
     "long_factor",
+    "short_mscale",
+    "long_mscale",
+    "alpha",
+    "original_max_position_embeddings",
     "partial_rotary_factor",
 )
 

@@ -33,7 +33,7 @@ from transformers.models.phi.modeling_phi import PhiMLP
 
 import vllm_neuron.functional as NF
 from tests.vllm_neuron.nn.test_sharding import fill, on_ranks
-from vllm_neuron.errors import OperationError
+from vllm_neuron.errors import ConfigError, OperationError
 from vllm_neuron.nn import MLP, Clamp, GatedMLP, QKNorm
 from vllm_neuron.nn.mlp import XIELU
 from vllm_neuron.parallel import Group
@@ -246,3 +246,15 @@ def test_xielu_with_stored_numbers() -> None:
     x = torch.cat((torch.linspace(-6.0, 6.0, 501), torch.tensor([-1e-7, 0.0, 1e-7])))
     with torch.no_grad():
         torch.testing.assert_close(block(x), reference(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("norm", "clamp", "message"),
+    [
+        (QKNorm(1e-6, width="full"), Clamp(1.0), "down_norm.*beside a clamp"),
+        (QKNorm(1e-6), None, "width.*full"),
+    ],
+)
+def test_options_that_do_not_go_together(norm: QKNorm, clamp: Clamp | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GatedMLP(H, I, act="silu", down_norm=norm, clamp=clamp)

@@ -12,6 +12,7 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.opt.modeling_opt import OPTLearnedPositionalEmbedding
 from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
+from vllm_neuron.errors import ConfigError
 from vllm_neuron.nn import Alibi, LearnedPositions, SinusoidalPositions
 
 ROWS, H = 40, 16
@@ -71,3 +72,8 @@ def test_alibi_slopes(heads: int) -> None:
     steeper = Alibi(max_bias=5).slopes(heads)
     mpt = build_mpt_alibi_tensor(heads, 2, alibi_bias_max=5)
     torch.testing.assert_close(steeper, -mpt[:, 0, 0], rtol=1e-6, atol=0)
+
+
+def test_an_odd_width_is_refused() -> None:
+    with pytest.raises(ConfigError, match="even"):
+        SinusoidalPositions(15)
