@@ -16,6 +16,7 @@ from vllm_neuron.nn.linear import (
 )
 from vllm_neuron.nn.mlp import MLP, Clamp, GatedMLP
 from vllm_neuron.nn.moe import MoE, RouterConfig
+from vllm_neuron.nn.moe_beside import MoEBesideMLP
 from vllm_neuron.nn.norm import LayerNorm, RMSNorm
 from vllm_neuron.nn.per_layer import PerLayerEmbedding, PerLayerInput
 from vllm_neuron.nn.positions import LearnedPositions, SinusoidalPositions
@@ -38,6 +39,7 @@ __all__ = [
     "LearnedPositions",
     "Linear",
     "MoE",
+    "MoEBesideMLP",
     "PerLayerEmbedding",
     "PerLayerInput",
     "QKNorm",

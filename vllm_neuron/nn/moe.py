@@ -43,6 +43,9 @@ class RouterConfig:
         weight_on: weights multiply the experts' ``output``, or their ``input``.
         softcap: soft limit of the logits.
         jitter: width of ``sparsemixer``.
+        input_norm_eps: the router's input is first divided by its root mean square, with this eps; None: it is not.
+        input_scale: it is then multiplied by a learned vector [H] over ``sqrt(H)`` (Gemma 4).
+        expert_scale: last of all, an expert's weight is multiplied by a learned number of that expert.
 
     Raises:
         ConfigError: a name that does not exist, or options that do not go together.
@@ -59,6 +62,9 @@ class RouterConfig:
     weight_on: str = "output"
     softcap: float | None = None
     jitter: float | None = None
+    input_norm_eps: float | None = None
+    input_scale: bool = False
+    expert_scale: bool = False
 
     def __post_init__(self) -> None:
         for field, value, known in (
@@ -77,7 +83,8 @@ class RouterConfig:
 
 
 class Router(nn.Module):
-    """The router's weight [E, H], bias [E] and correction bias [E], whole on every rank.
+    """The router's weight [E, H], and what its config asks for, whole on every rank: bias, correction bias and expert
+    scale [E], input scale [H].
 
     Shapes: x [T, H] -> weights [T, K] in float32, experts [T, K].
     """
@@ -87,22 +94,23 @@ class Router(nn.Module):
     ) -> None:
         super().__init__()
 
-        def vector(wanted: bool) -> nn.Parameter | None:
+        def vector(wanted: bool, size: int = experts) -> nn.Parameter | None:
             if not wanted:
                 return None
-            made = nn.Parameter(torch.empty(experts, dtype=dtype), requires_grad=False)
-            set_weight_loader(made, vector_loader(experts))
+            made = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+            set_weight_loader(made, vector_loader(size))
             return made
 
         self.top_k, self.config = top_k, config
         self.weight = nn.Parameter(torch.empty(experts, hidden_size, dtype=dtype), requires_grad=False)
         self.bias, self.correction_bias = vector(config.bias), vector(config.correction_bias)
+        self.input_scale, self.expert_scale = vector(config.input_scale, hidden_size), vector(config.expert_scale)
 
     def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
         """See the class."""
         c = self.config
-        return NF.route(
-            x_TH,
+        weights_TK, experts_TK = NF.route(
+            self._input(x_TH),
             self.weight,
             top_k=self.top_k,
             score=c.score,
@@ -116,6 +124,16 @@ class Router(nn.Module):
             softcap=c.softcap,
             jitter=c.jitter,
         )
+        if self.expert_scale is not None:
+            weights_TK = weights_TK * self.expert_scale.float()[experts_TK]
+        return weights_TK, experts_TK
+
+    def _input(self, x_TH: Tensor) -> Tensor:
+        if self.config.input_norm_eps is not None:
+            x_TH = NF.rms_norm(x_TH.float(), None, eps=self.config.input_norm_eps)
+        if self.input_scale is not None:
+            x_TH = x_TH.float() * self.input_scale.float() * x_TH.shape[-1] ** -0.5
+        return x_TH
 
 
 class ExpertWeights(nn.Module):
@@ -234,7 +252,7 @@ class MoE(nn.Module):
         whole_experts: each rank has ``E / ranks`` experts in full instead of a share of each.
         dtype: of the parameters; torch's default when None.
 
-    Shapes: x [T, H] -> [T, H].
+    Shapes: x [T, H], what the router reads in its place [T, H] or None -> [T, H].
 
     Raises:
         ConfigError: more experts chosen than there are, or a width that the ranks do not divide.
@@ -307,9 +325,9 @@ class MoE(nn.Module):
         if zero_experts and router.weight_on == "input":
             raise ConfigError("RouterConfig: weight_on", router.weight_on, "output, with zero_experts")
 
-    def forward(self, x_TH: Tensor) -> Tensor:
+    def forward(self, x_TH: Tensor, routed_by_TH: Tensor | None = None) -> Tensor:
         """See the class."""
-        weights_TK, experts_TK = self.router(x_TH)
+        weights_TK, experts_TK = self.router(x_TH if routed_by_TH is None else routed_by_TH)
         part_TH = self.experts(x_TH, weights_TK, experts_TK)
         if self.shared is not None:
             shared_TH = self.shared.partial(x_TH)
