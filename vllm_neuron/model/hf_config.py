@@ -109,7 +109,7 @@ def latent_scale(hf_config: Any) -> float:
 
 
 def per_layer(hf_config: Any, name: str) -> tuple[Any, ...]:
-    """A field's value for each layer, where a ``per_layer_config`` makes it vary: reading the field itself raises there.
+    """A field's value for each layer. Where a ``per_layer_config`` makes it vary, reading the field itself raises.
 
     Raises:
         ConfigError: the field is absent or null in a layer.
@@ -124,12 +124,16 @@ def per_layer(hf_config: Any, name: str) -> tuple[Any, ...]:
 
 def shared_kv_layers(layer_types: Sequence[str], shared: int) -> tuple[int | None, ...]:
     """For each layer the earlier one whose cache it reads, None for its own: the last ``shared`` layers read that of
-    the last layer of their type before them (Gemma 3n and 4)."""
+    the last layer of their type before them (Gemma 3n and 4).
+
+    Raises:
+        ConfigError: ``shared`` leaves no layer, or none of a type that a layer has to read.
+    """
     first = len(layer_types) - shared
-
-    def source(i: int) -> int | None:
-        if i < first or first <= 0:
-            return None
-        return next((j for j in reversed(range(first)) if layer_types[j] == layer_types[i]), None)
-
-    return tuple(source(i) for i in range(len(layer_types)))
+    if not 0 < first <= len(layer_types):
+        raise ConfigError("config.num_kv_shared_layers", shared, f"0 to {len(layer_types) - 1}")
+    owner = {kind: i for i, kind in enumerate(layer_types[:first])}
+    absent = sorted(set(layer_types[first:]) - set(owner))
+    if absent:
+        raise ConfigError("config.num_kv_shared_layers", shared, f"a layer of type {absent[0]} before the shared ones")
+    return (None,) * first + tuple(owner[kind] for kind in layer_types[first:])
