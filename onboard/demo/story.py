@@ -28,7 +28,6 @@ KNOWN = SOURCES["smollm2"]
 PORTED = SOURCES["gemma3-270m"]
 PACKAGE = "gemma3-port"
 INSTALLED = f"{PACKAGE}-installed"
-SAID_BY_REGISTRY = re.compile(r"(\S+) is served by (\S+), not by (\S.*)")
 
 
 @dataclass(frozen=True)
@@ -179,8 +178,8 @@ def served_by(log: Path, architecture: str, expected: str) -> str:
     Raises:
         RunError: it does not say so, or it is another package than `expected`.
     """
-    said = SAID_BY_REGISTRY.findall(log.read_text(errors="replace"))
-    owners = sorted({owner for name, owner, _ in said if name == architecture})
+    said = rf"\b{re.escape(architecture)} is served by ([^\s,]+), not by "
+    owners = sorted(set(re.findall(said, log.read_text(errors="replace"))))
     if owners != [expected]:
         found = ", ".join(owners) or "nothing in the server's log"
         raise RunError(f"package that serves {architecture}", found, expected, "Run `onboard doctor`.")

@@ -1,10 +1,17 @@
-"""A stand-in for `vllm serve` with its health check and streaming endpoints: `python -m fake_serve FOLDER --port N`."""
+"""A stand-in for `vllm serve` with its health check and streaming endpoints: `python -m fake_serve FOLDER --port N`.
+
+It asks the real registry which package serves the folder's model, where a package is asked for.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
+import signal
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 WORDS = ["The", " answer", " is", " Paris."]
 
@@ -36,7 +43,20 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def say_who_serves(folder: Path) -> None:
+    from vllm_neuron.model.registry import resolve
+
+    logging.basicConfig(level=logging.INFO)
+    for architecture in json.loads((folder / "config.json").read_text())["architectures"]:
+        resolve(architecture)
+
+
 if __name__ == "__main__":
     if "--die" in sys.argv:
         sys.exit("no such device")
+    if "--stubborn" in sys.argv:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.environ.get("VLLM_NEURON_MODEL_PACKAGE"):
+        say_who_serves(Path(sys.argv[1]))
     HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()

@@ -23,7 +23,11 @@ from onboard.errors import RunError
 def fake(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr(server_module, "ENTRY", ("fake_serve",))
-    for name in ("VLLM_NEURON_CPU_MODE", "VLLM_NO_USAGE_STATS"):  # set first, so that the end restores them
+    for name in (
+        "VLLM_NEURON_CPU_MODE",
+        "VLLM_NO_USAGE_STATS",
+        "VLLM_NEURON_MODEL_PACKAGE",
+    ):  # set first, so that the end restores them
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr("onboard.report.mode.neuron_devices", list)
@@ -43,6 +47,17 @@ def test_a_server_that_dies_shows_the_end_of_its_log(fake, tmp_path):
         pass
 
 
+def test_a_server_that_ignores_signals_is_gone_and_leaves_no_log(fake, tmp_path):
+    fake.setattr(server_module, "STOP_TIMEOUT_S", 0.5)
+    fake.setenv("TMPDIR", str(tmp_path))
+    fake.setattr("tempfile.tempdir", None)
+    with pytest.raises(KeyboardInterrupt), serving(tmp_path, "--stubborn") as server:
+        raise KeyboardInterrupt
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(server.url, timeout=2)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_demo_streams_the_answer_and_says_cpu_mode(fake, smollm2, capsys):
     assert run(["demo", "smollm2", "--models", str(smollm2.parent)]) == Exit.OK
     out = capsys.readouterr().out
@@ -52,7 +67,7 @@ def test_demo_streams_the_answer_and_says_cpu_mode(fake, smollm2, capsys):
 
 
 def test_demo_as_json_keeps_stdout_for_the_document(fake, smollm2, gemma3_270m, capsys):
-    assert run(["demo", "--models", str(smollm2.parent), "--format", "json"]) == Exit.OK
+    assert run(["demo", "smollm2", "gemma3-270m", "--models", str(smollm2.parent), "--format", "json"]) == Exit.OK
     out, err = capsys.readouterr()
     parts = json.loads(out)
     assert [part["model"].split("/")[0] for part in parts] == ["HuggingFaceTB", "google"]
