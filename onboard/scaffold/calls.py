@@ -191,12 +191,17 @@ class Unifier:
                     continue
                 yes, no = (simple, other) if side else (other, simple)
                 return Tree(
-                    f"{yes.text} if {condition.text} else ({no.text})",
+                    f"{_grouped(yes)} if {condition.text} else {_grouped(no)}",
                     (*condition.fields, *yes.fields, *no.fields),
                     (*yes.blocks, *no.blocks),
                     (condition.text, *yes.conditions, *no.conditions),
                 )
         return None
+
+
+def _grouped(tree: Tree) -> str:
+    """The text as one side of a condition."""
+    return f"({tree.text})" if tree.conditions else tree.text
 
 
 def _get(call: Call, name: str) -> Arg | None:
