@@ -33,6 +33,10 @@ class NeuronModel(Protocol):
         """Hand each layer its cache."""
         ...
 
+    def limit_positions(self, positions: int) -> None:
+        """Serve at most so many positions of a sequence; said once, before the weights are loaded."""
+        ...
+
     def load_weights(self, folder: Path, dtype: torch.dtype, progress: bool = True) -> LoadReport:
         """Fill this rank's parameters from a checkpoint folder."""
         ...
@@ -142,6 +146,17 @@ class DecoderModel(nn.Module):
             if block.asks != owner.asks:
                 raise ConfigError("shared_with", block.asks, f"heads, sizes and window of that layer, {owner.asks}")
             block.bind(caches[block.reads])
+
+    def limit_positions(self, positions: int) -> None:
+        """Serve at most so many positions: rotary tables end there, and longrope takes the factors of that length.
+
+        To be said before :meth:`load_weights`, which makes the tables.
+        """
+        if self.max_position is not None:
+            self.max_position = min(self.max_position, positions)
+        for module in self.modules():
+            if isinstance(module, Rotary):
+                module.limit(positions)
 
     def load_weights(self, folder: Path, dtype: torch.dtype, progress: bool = True) -> LoadReport:
         """Fill this rank's parameters from a checkpoint folder; make what is derived from the config.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ KINDS_OF: dict[str, tuple[str, ...]] = {
     "beta_slow": ("yarn",),
     "truncate": ("yarn",),
     "short_factors": ("longrope",),
+    "short_attention_factor": ("longrope",),
     "long_factors": ("longrope",),
 }
 # What Hunyuan's configs carry beside ``alpha``, and its code does not read.
@@ -50,6 +51,7 @@ class RotaryConfig:
         beta_fast, beta_slow, truncate: bounds of the yarn blend in turns, rounded to whole channels or not.
         short_factors, long_factors: longrope's factor of each frequency.
         attention_factor: factor on cosine and sine.
+        short_attention_factor: the same where longrope's short factors hold; ``attention_factor`` by default.
         rotary_size: elements of a head that are turned; all of them by default. For ``proportional``: those that move.
         interleaved: pairs are neighbours (GPT-J), not halves (Llama).
         leading: the turned elements are the first ones, else the last ones.
@@ -77,6 +79,7 @@ class RotaryConfig:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     attention_factor: float = 1.0
+    short_attention_factor: float | None = None
     rotary_size: int | None = None
     interleaved: bool = False
     leading: bool = True
@@ -120,6 +123,16 @@ class RotaryConfig:
     def long(self) -> bool:
         """Whether longrope's long factors hold: for all positions, when the table goes past the original context."""
         return self.max_position > self.original_max_position
+
+    @property
+    def size(self) -> float:
+        """Factor on cosine and sine for this table."""
+        short = self.short_attention_factor
+        return self.attention_factor if short is None or self.long else short
+
+    def limited(self, positions: int) -> RotaryConfig:
+        """The same for a table of at most so many positions; longrope's factors are those of that length."""
+        return replace(self, max_position=min(self.max_position, positions))
 
     @staticmethod
     def from_parameters(
@@ -289,17 +302,17 @@ def _read_longrope(given: dict[str, Any], max_position: int) -> dict[str, Any]:
     original = _original(given)
     factor = _or(_optional(given, "factor"), max_position / original)
     attention = _optional(given, "attention_factor")
-    short, long = _factors(given, "short_factor"), _factors(given, "long_factor")
+    short, long, size = _factors(given, "short_factor"), _factors(given, "long_factor"), None
     if attention is None:
         attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
     if "short_mscale" in given or "long_mscale" in given:
         # Phi-3.5 MoE in transformers 5.19: these are the size, and the short factors turn sequences of any length.
-        sizes = _number(given, "short_mscale"), _number(given, "long_mscale")
-        attention, long = sizes[max_position > original], short
+        size, attention, long = _number(given, "short_mscale"), _number(given, "long_mscale"), short
     return {
         "factor": factor,
         "original_max_position": original,
         "attention_factor": attention,
+        "short_attention_factor": size,
         "short_factors": short,
         "long_factors": long,
     }
@@ -350,6 +363,10 @@ class Rotary(nn.Module):
         self.config = config
         self.register_buffer("table", torch.empty(0), persistent=False)
 
+    def limit(self, positions: int) -> None:
+        """Serve at most so many positions; to be said before :meth:`build`."""
+        self.config = self.config.limited(positions)
+
     def build(self, dtype: torch.dtype, device: torch.device) -> None:
         """Make the table on ``device``."""
         c = self.config
@@ -357,7 +374,7 @@ class Rotary(nn.Module):
         with torch.device("cpu"):
             inverse = c.inverse_frequencies()
             table = NF.rotary_table(
-                -inverse if c.reverse else inverse, c.max_position, scale=c.attention_factor, interleaved=c.interleaved
+                -inverse if c.reverse else inverse, c.max_position, scale=c.size, interleaved=c.interleaved
             )
         self.table = table.to(device=device, dtype=dtype)
 

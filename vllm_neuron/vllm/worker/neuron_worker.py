@@ -87,6 +87,7 @@ class NeuronWorker(WorkerBase):
             torch.set_default_dtype(before)
         if model.max_position is not None and config.max_model_len > model.max_position:
             raise ConfigError("max_model_len", config.max_model_len, f"at most {model.max_position}, the model's own")
+        model.limit_positions(config.max_model_len)
         model.load_weights(self._folder(), dtype)
         assert isinstance(model, nn.Module)
         self.adapter.prepare(model.eval(), compile_layers=self.config.compile_layers)
