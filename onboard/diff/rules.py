@@ -12,6 +12,7 @@ from onboard.diff.rules_moe import MIXTURE
 from onboard.diff.rules_positions import POSITIONS
 from onboard.diff.show import jsonable, text
 
+INNER_NORMS = "post dense, pre moe, post moe)"
 NORM_BLOCKS = {"rms": "RMSNorm", "layernorm": "LayerNorm"}
 
 
@@ -39,11 +40,26 @@ def embedding_norm(value: Norm | None) -> Answer:
     return Call(NORM_BLOCKS[value.kind], tuple(args), "after the embedding, in the model's forward")
 
 
+def per_layer_norm(value: Norm) -> Answer:
+    """A plain RMS norm of the projected embedding."""
+    if value.eps is None or value != Norm("rms", value.eps):
+        return Missing("another norm than a plain RMS one in PerLayerEmbedding")
+    return Call("PerLayerEmbedding", (("eps", value.eps),))
+
+
 def tied(value: bool) -> Answer:
     """A row of the checkpoint table."""
     if value:
         return Call("Tie", (("when", "tie_word_embeddings"),), "head shares the embedding's table")
     return Call("Map", (), "the head's own key, e.g. lm_head")
+
+
+def norm_places(value: str) -> Answer:
+    """Plain Python, but for norms around experts beside a dense MLP, which have a block of their own."""
+    if not value.endswith(INNER_NORMS):
+        return Wiring(f"{value} placement of the norms in the layer's forward")
+    names = ("post_dense_norm", "pre_moe_norm", "post_moe_norm")
+    return Call("MoEBesideMLP", tuple((name, Code("RMSNorm(...)")) for name in names))
 
 
 def predict(value: int) -> Answer:
@@ -78,7 +94,7 @@ RULES: dict[str, Rule] = {
     **POSITIONS,
     **DENSE,
     **MIXTURE,
-    "norms.places": lambda value: Wiring(f"{value} placement of the norms in the layer's forward"),
+    "norms.places": norm_places,
     "norms.kind": norm_kind,
     "norms.eps": takes("RMSNorm", "eps"),
     "norms.plus_one": takes("RMSNorm", "plus_one"),
@@ -92,22 +108,27 @@ RULES: dict[str, Rule] = {
     ),
     "layer.shared_norm": lambda value: Wiring(f"{'one norm' if value else 'two norms'} in the layer's constructor"),
     "layer.residual_scale": lambda value: Wiring(f"x + {value:g} * block(x) in the layer's forward"),
-    "layer.per_layer_input": always("the layer's gate for its own embedding of each token"),
+    "layer.per_layer_input": lambda value: Call("PerLayerInput", (), "added to the residual after the MLP") if value
+    else Wiring("nothing to do, the part is not there"),
     "layer.norm_after_add": lambda value: Wiring(
         "norm(x + block(x)) in the layer's forward" if value else "x + block(norm(x)) or x + norm(block(x))"
     ),
     "layer.weights_of": only(None, "Attention", "a layer whose attention and MLP are those of an earlier one"),
-    "layer.output_scalar": always("a stored scalar on the layer's output"),
+    "layer.output_scalar": lambda value: Wiring("x * self.scalar, a parameter of the layer" if value else "no factor"),
     "embedding.multiplier": embedding_scale,
     "embedding.norm": embedding_norm,
-    "embedding.extra_rows": only(0, "VocabDimShardedEmbedding", "a table of {} rows more than the head has logits"),
+    "embedding.extra_rows": lambda value: Call(
+        "VocabDimShardedEmbedding", (("vocab_size", Code(f"vocab_size + {value}" if value else "vocab_size")),)
+    ),
     "embedding.project": only(False, "VocabDimShardedEmbedding", "a projection after the embedding"),
     "head.tied": tied,
     "head.bias": takes("LMHead", "bias"),
     "head.multiplier": takes("LMHead", "multiplier"),
     "head.normalized": only(False, "LMHead", "a head with normalised rows"),
     "head.softcap": takes("LMHead", "softcap"),
-    "per_layer_input": always("the table of per-layer embeddings and its projection"),
+    "per_layer_input": lambda value: Call("PerLayerEmbedding") if value
+    else Wiring("nothing to do, the part is not there"),
+    "per_layer_input.norm": per_layer_norm,
     "hyper_connections": always("parallel residual streams around each block"),
     "predict_layers": predict,
     "residual_dtype": always("a residual in float32"),

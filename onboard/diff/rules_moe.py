@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from onboard.diff.coverage import ACTIVATIONS, Answer, Call, Code, Missing, Rule, Wiring, always, only, takes
+from onboard.arch.blocks import Norm
+from onboard.diff.coverage import ACTIVATIONS, Answer, Call, Code, Missing, Rule, Wiring, only, takes
+from onboard.diff.show import jsonable, text
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus", "sparsemixer")
 
@@ -51,6 +53,15 @@ def score(value: str) -> Answer:
     return Call("RouterConfig", (("score", value),))
 
 
+def input_norm(value: Norm | None) -> Answer:
+    """An RMS norm without a weight."""
+    if value is None:
+        return Call("RouterConfig", (("input_norm_eps", None),))
+    if value != Norm("rms", value.eps, weight=False):
+        return Missing("before the router: " + text(jsonable(value)))
+    return Call("RouterConfig", (("input_norm_eps", value.eps),))
+
+
 MIXTURE: dict[str, Rule] = {
     "moe": moe,
     "moe.experts": takes("MoE", "experts"),
@@ -83,9 +94,9 @@ MIXTURE: dict[str, Rule] = {
     "moe.router.softcap": takes("RouterConfig", "softcap"),
     "moe.router.jitter": takes("RouterConfig", "jitter"),
     "moe.router.hash": only(False, "RouterConfig", "a choice of experts by a table of token ids"),
-    "moe.router.input_norm": always("a norm of the router's own input"),
-    "moe.router.input_scale": only(False, "RouterConfig", "a learned scale on the router's input"),
-    "moe.router.expert_scale": only(False, "RouterConfig", "a learned scale for each expert"),
+    "moe.router.input_norm": input_norm,
+    "moe.router.input_scale": takes("RouterConfig", "input_scale"),
+    "moe.router.expert_scale": takes("RouterConfig", "expert_scale"),
 }
 
 # What a field of the feed-forward block means where every layer has experts and no dense block.

@@ -12,7 +12,7 @@ import pytest
 from onboard import catalog
 from onboard.arch.blocks import Clamp, Norm, QKNorm, Scaling
 from onboard.diff import diff
-from onboard.diff.coverage import ACTIVATIONS, BLOCKS, PARTS, ROTARY_KINDS, Call, Missing, cover
+from onboard.diff.coverage import ACTIVATIONS, BLOCKS, PARTS, ROTARY_KINDS, Call, Missing, Wiring, cover
 from onboard.diff.fields import ABSENT
 from onboard.diff.rules import RULES, layer_norm
 from onboard.diff.rules_mlp import PLAIN
@@ -64,6 +64,14 @@ def samples() -> list[tuple[str, Any]]:
         ("mlp.gated", False),
         ("norms.kind", "layernorm"),
         ("norms.weight", False),
+        ("embedding.extra_rows", 64),
+        ("per_layer_input", True),
+        ("per_layer_input.norm", Norm("rms", 1e-6)),
+        ("layer.per_layer_input", True),
+        ("norms.places", "sandwich (pre mixer, post mixer, pre mlp, post mlp, post dense, pre moe, post moe)"),
+        ("moe.router.input_norm", Norm("rms", 1e-6, weight=False)),
+        ("moe.router.input_scale", True),
+        ("moe.router.expert_scale", True),
         ("attention.bias", "q, k, v"),
         ("attention.bias", "q, v"),
         ("attention.qk_norm", QKNorm(Norm("layernorm", 1e-5), "each_head", "after_rope")),
@@ -132,6 +140,16 @@ def test_rows_of_other_blocks_fit_their_real_signatures() -> None:
             assert isinstance(answer, Call)
             for argument, _ in answer.args:
                 assert argument in inspect.signature(real(answer.block)).parameters, f"{path}: {answer}"
+
+
+def test_experts_beside_a_dense_mlp_are_covered_and_other_router_norms_are_not() -> None:
+    places = "sandwich (pre mixer, post mixer, pre mlp, post mlp, post dense, pre moe, post moe)"
+    inner = RULES["norms.places"](places)
+    assert isinstance(inner, Call) and inner.block == "MoEBesideMLP"
+    assert isinstance(RULES["norms.places"]("sandwich"), Wiring)
+    norm = RULES["moe.router.input_norm"]
+    assert norm(Norm("rms", 1e-6, weight=False)) == Call("RouterConfig", (("input_norm_eps", 1e-6),))
+    assert isinstance(norm(Norm("rms", 1e-6)), Missing) and isinstance(norm(Norm("l2", weight=False)), Missing)
 
 
 def test_router_scores_are_those_of_the_operation() -> None:

@@ -32,8 +32,8 @@ TO_WRITE: dict[str, set[str]] = {
     "openai-community/gpt2": set(),
     "deepseek-ai/DeepSeek-V3": {"quantization"},
     "CohereLabs/c4ai-command-r7b-12-2024": set(),
-    "google/gemma-4-E2B-it": {"per_layer_input", "towers", "layer.output_scalar"},
-    "google/gemma-4-31B-it": {"towers", "layer.output_scalar"},
+    "google/gemma-4-E2B-it": {"towers"},
+    "google/gemma-4-31B-it": {"towers"},
 }
 
 
