@@ -24,7 +24,7 @@ GATE_GAIN = 1.6
 SMALL_ROWS = slice(3, None, 5)
 MOST_PARAMETERS = 12_000_000
 # A relative change of the embedding may come out this much larger; rounding in float32 stays well below 1e-5 then.
-LARGEST_GROWTH, CHANGE, PROBED, ROUNDS, TIED = 9.0, 1e-4, 64, 8, 100.0
+LARGEST_GROWTH, CHANGE, PROBED, ROUNDS, TIED = 9.0, 1e-4, 64, 7, 100.0
 NOISE, STEADY = 3e-6, 1e-3
 
 
@@ -49,13 +49,22 @@ class Reference:
         self._origin: dict[str, tuple[str, ...]] | None = None
 
     def _settle(self, seed: int) -> None:
-        """Random weights whose rounding errors don't grow: queries, keys and gates are weakened until it is so."""
-        strength = 1.0
-        for _ in range(ROUNDS):
+        """Random weights whose rounding errors don't grow: what amplifies is weakened until it is so, as far as it
+        goes."""
+        fresh = {name: value.clone() for name, value in self.model.state_dict().items()}
+        tried: dict[float, float] = {}
+
+        def weaken(strength: float) -> None:
+            self.model.load_state_dict(fresh)
             randomize(self.model, seed, strength)
-            if self.growth(seed) <= LARGEST_GROWTH:
+
+        for step in range(ROUNDS):
+            strength = 0.75**step
+            weaken(strength)
+            tried[strength] = self.growth(seed)
+            if tried[strength] <= LARGEST_GROWTH:
                 return
-            strength *= 0.75
+        weaken(min(tried, key=lambda s: tried[s]))
 
     def growth(self, seed: int = 0) -> float:
         """How much larger a small relative change of the embedded tokens is in the worst token's logits.

@@ -34,7 +34,7 @@ SIZES: dict[str, int] = {
     "qk_head_dim": 24,
     "v_head_dim": 20,
     "global_head_dim": 40,
-    "hidden_size_per_layer_input": 12,
+    "hidden_size_per_layer_input": 32,
     "vocab_size_per_layer_input": 163,
     "sliding_window": 8,
     "sliding_window_size": 8,

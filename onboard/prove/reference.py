@@ -115,7 +115,12 @@ class Capture:
         def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             output = first(output)
             if isinstance(output, Tensor):
-                copies = [_copy(a) for a in args], {key: _copy(value) for key, value in kwargs.items()}
+                # One tensor that is passed twice stays one: queries, keys and values of a block may all be x.
+                memo: dict[int, Any] = {}
+                copies = (
+                    [memo.setdefault(id(a), _copy(a)) for a in args],
+                    {key: memo.setdefault(id(value), _copy(value)) for key, value in kwargs.items()},
+                )
                 self.calls.setdefault(name, []).append(Call(tuple(copies[0]), copies[1], output.detach().clone()))
 
         return module.register_forward_hook(record, with_kwargs=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Observed:
         each: the modules of each twin's checkpoint, the plain one first.
         layout: what their names don't say.
         keys: names in the plain twin's checkpoint.
+        idle: prefixes of stored names whose modules do not run on text (vision and audio parts).
         modules: Python module that holds the model's classes.
     """
 
@@ -38,6 +39,7 @@ class Observed:
     each: tuple[tuple[Stored, ...], ...]
     layout: Layout
     keys: tuple[str, ...]
+    idle: tuple[str, ...]
     module: Any
 
     def source(self, hf_class: str) -> str:
@@ -59,16 +61,19 @@ def observe(built: Built) -> Observed:
     transposed: set[str] = set()
     final_norm, module = None, None
     keys: tuple[str, ...] = ()
+    idle: set[str] = set()
     each: list[tuple[Stored, ...]] = []
     for twin, wiring in zip(built.twins[1:], built.wirings[1:], strict=True):
         reference = Reference(twin.config)
         module = inspect.getmodule(type(reference.model))
         saved = _saved(reference)
+        executed = _executed(reference)
+        idle |= _idle(saved, reference, executed)
+        saved = {key: shape for key, shape in saved.items() if not _under(key, idle)}
         shapes |= saved
         keys = keys or tuple(saved)
         each.append(tuple(roles.patterns(saved)))
         origin = {key: _first(name) for key, name in reference.origin.items() if name}
-        executed = _executed(reference)
         norms |= _layer_norms(saved, origin, executed, wiring)
         final_norm = final_norm or _final_norm(saved, origin, executed)
         transposed |= _transposed(reference, saved, origin)
@@ -84,7 +89,7 @@ def observe(built: Built) -> Observed:
         query_gate=bool(attention and attention.output_gate and attention.gate_from == "query"),
         hidden=built.twins[1].spec.hidden,
     )
-    return Observed(tuple(roles.patterns(shapes)), tuple(each), layout, keys, module)
+    return Observed(tuple(roles.patterns(shapes)), tuple(each), layout, keys, tuple(sorted(idle)), module)
 
 
 def _first(names: Any) -> str:
@@ -101,6 +106,19 @@ def _saved(reference: Any) -> dict[str, tuple[int, ...]]:
             with safe_open(path, "pt") as tensors:
                 found |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
     return found
+
+
+def _under(key: str, prefixes: Collection[str]) -> bool:
+    return any(key.startswith(prefix + ".") for prefix in prefixes)
+
+
+def _idle(saved: Mapping[str, Any], reference: Any, executed: Sequence[str]) -> set[str]:
+    """The outermost modules with stored tensors that never ran, nor anything inside them, outside the layers."""
+    ran = {".".join(name.split(".")[:k]) for name in executed for k in range(1, name.count(".") + 2)}
+    names = [name for name, _ in reference.model.named_modules()]
+    still = {name for name in names if name and name not in ran and not re.search(r"\.\d+(\.|$)", name)}
+    outermost = {name for name in still if name.rpartition(".")[0] not in still}
+    return {name for name in outermost if sum(key.startswith(name + ".") for key in saved) > 1}
 
 
 def _executed(reference: Any) -> list[str]:

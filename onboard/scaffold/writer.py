@@ -38,6 +38,8 @@ class Writer:
         self.title = stem
         self.derived = built.twins[0].derived
         self.rows = self._rows()
+        for prefix in observed.idle:
+            self.rows.add("Drop", prefix + ".*", "", why="not a part of the text model")
         unknown = () if built.open else self.rows.unknown
         found = [*built.open, *(Open(f"stored tensor {name}") for name in unknown)]
         self.open: tuple[OpenFeature, ...] = tuple(map(self._feature, found))
