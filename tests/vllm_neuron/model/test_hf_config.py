@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import Gemma4TextConfig, LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
 
 from onboard.facts.families.gemma4 import cache_of
@@ -17,8 +17,14 @@ S, F = "sliding_attention", "full_attention"
 
 
 def gemma(**changed: Any) -> Any:
-    return Gemma4TextConfig(
-        num_hidden_layers=3, layer_types=[S, F, F], head_dim=8, global_head_dim=16, num_key_value_heads=4, **changed
+    return AutoConfig.for_model(
+        "gemma4_text",
+        num_hidden_layers=3,
+        layer_types=[S, F, F],
+        head_dim=8,
+        global_head_dim=16,
+        num_key_value_heads=4,
+        **changed,
     )
 
 

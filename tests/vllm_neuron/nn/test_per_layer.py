@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Gemma4TextConfig
+from transformers import AutoConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer, Gemma4TextModel
 
 from tests.vllm_neuron.nn.test_sharding import fill, on_ranks
@@ -32,7 +32,8 @@ INPUT = torch.randn(IDS.numel(), P, generator=torch.Generator().manual_seed(2))
 
 
 def config() -> Any:
-    return Gemma4TextConfig(
+    return AutoConfig.for_model(
+        "gemma4_text",
         vocab_size=V,
         vocab_size_per_layer_input=V,
         hidden_size=H,
@@ -77,7 +78,7 @@ class Nothing(nn.Module):
 @pytest.fixture(scope="module")
 def layer(model: Any) -> Any:
     """A decoder layer without attention."""
-    made = Gemma4TextDecoderLayer(config(), 0).eval()
+    made: Any = Gemma4TextDecoderLayer(config(), 0).eval()
     made.load_state_dict(model.layers[0].state_dict())
     made.requires_grad_(False)
     made.self_attn = Nothing()
