@@ -228,6 +228,7 @@ CASES = {
             "n_routed_experts": E,
             "zero_expert_num": 4,
             "moe_topk": K,
+            "head_dim": 4,
             "num_hidden_layers": 4,
             "routed_scaling_factor": 1.5,
         },
