@@ -3,6 +3,7 @@ frequencies as the architecture, else from single values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -147,7 +148,9 @@ def _same_table(a: Any, b: Any) -> bool:
     import torch
 
     first, second = a.inverse_frequencies(), b.inverse_frequencies()
-    return first.shape == second.shape and bool(torch.allclose(first, second, rtol=1e-6, atol=0.0))
+    if first.shape != second.shape or not math.isclose(a.size, b.size, rel_tol=1e-6):
+        return False
+    return bool(torch.allclose(first, second, rtol=1e-6, atol=0.0))
 
 
 def direct(p: Positions, size: int, length: int | None) -> Call:
