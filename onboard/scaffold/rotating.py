@@ -115,7 +115,8 @@ def _options(
     unifier: Unifier, examples: Sequence[Example], positions: Sequence[Positions]
 ) -> tuple[str, tuple[str, ...]]:
     """Arguments that the config's own settings don't carry, and the fields that they read."""
-    text, fields = "", []
+    text = ""
+    fields: list[str] = []
     for name, values, default in (
         ("interleaved", [p.interleaved for p in positions], False),
         ("leading", [p.leading for p in positions], True),
