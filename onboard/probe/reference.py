@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import math
 import tempfile
@@ -42,8 +43,9 @@ class Reference:
     """
 
     def __init__(self, config: Any, seed: int = 0) -> None:
-        self.config = config
-        self.model = build(config)
+        # Building and saving a model write to its config.
+        self.config = copy.deepcopy(config)
+        self.model = build(self.config)
         self.model.eval().requires_grad_(False)
         self._settle(seed)
         self._origin: dict[str, tuple[str, ...]] | None = None

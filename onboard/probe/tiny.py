@@ -246,13 +246,21 @@ def _layers(count: int, values: Mapping[str, Any]) -> list[int]:
     kept: list[int] = []
     seen: dict[tuple[Any, ...], int] = {}
     for index in range(count):
-        kind = tuple(str(column[index]) for column in columns)
+        kind = _kind(columns, index)
         seen[kind] = seen.get(kind, 0) + 1
         if seen[kind] <= 2:
             kept.append(index)
+    if values.get("num_kv_shared_layers"):
+        # Each kind with a cache of its own first, then once more for the layers that read it.
+        first = [k for k in kept if not any(_kind(columns, j) == _kind(columns, k) for j in kept if j < k)]
+        return (first + first)[:MOST_LAYERS]
     if len(kept) < 3:
         kept = list(range(min(count, 3)))
     return kept[:MOST_LAYERS]
+
+
+def _kind(columns: Sequence[Sequence[Any]], index: int) -> tuple[str, ...]:
+    return tuple(str(column[index]) for column in columns)
 
 
 def _lists(values: Mapping[str, Any], count: int) -> Iterator[Sequence[Any]]:
@@ -269,7 +277,7 @@ def _per_layer(full: Any, values: Mapping[str, Any], own: Mapping[str, str], lay
             found[name] = [value[i] for i in layers]
     for name in THRESHOLDS:
         if isinstance(values.get(name), int) and values[name]:
-            found[name] = 1 if name != "num_kv_shared_layers" else 2
+            found[name] = 1 if name != "num_kv_shared_layers" else len(layers) // 2
     for name in PERIODS:
         if isinstance(values.get(name), int) and values[name] > 1:
             found[name] = 2

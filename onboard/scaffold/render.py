@@ -23,6 +23,8 @@ from vllm_neuron.errors import ConfigError
 
 # Rounds of mending: a model whose facts are wrong in more places than this is better read by a person.
 ROUNDS = 4
+# The package's name while it is tried.
+CANDIDATE = "onboard_candidate"
 
 
 def model_code(facts: ModelFacts, *, stem: str | None = None, module: str | None = None) -> ModelCode:
@@ -98,7 +100,7 @@ class _Maker:
         return Writer(self.facts, built, observed, self.stem, self.module, self.architecture)
 
     def _try(self, writer: Writer) -> Tried:
-        return try_out(writer.code(raising=False), self.module, self.model_type, self.made)
+        return try_out(writer.code(raising=False, module=CANDIDATE), CANDIDATE, self.model_type, self.made)
 
     def _mended(self, known: Sequence[Twin], tried: Tried) -> tuple[Hypothesis, Sequence[Twin], Writer, Tried] | None:
         """The first other value of an option that makes a failing block fit."""
@@ -130,8 +132,8 @@ class _Maker:
         """Code that names what is missing, in the blocks that differ from the reference's."""
         base = writer.built.twins[1]
         if not writer.incomplete:
-            plain = writer.code(raising=False)
-            unused, unfilled = leftovers(plain, self.module, self.model_type, base.config, writer.observed.keys)
+            plain = writer.code(raising=False, module=CANDIDATE)
+            unused, unfilled = leftovers(plain, CANDIDATE, self.model_type, base.config, writer.observed.keys)
             for one in roles.patterns({key: () for key in unused}):
                 writer.rows.add("Drop", one.pattern, "", why="of a feature that is not written yet")
             writer.incomplete = bool(unfilled)

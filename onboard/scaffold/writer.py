@@ -46,13 +46,15 @@ class Writer:
         self.incomplete = built.incomplete
         self.wrapped: tuple[str, ...] = ()
 
-    def code(self, *, raising: bool = True) -> ModelCode:
+    def code(self, *, raising: bool = True, module: str | None = None) -> ModelCode:
         """The rendered and formatted files.
 
         Args:
             raising: open features raise where they belong; else the code computes what it can, for a try-out.
+            module: package that the files go to, where it is another one for a try-out.
         """
-        names = {"title": self.title, "stem": self.stem, "module": self.module, "architecture": self.architecture}
+        names = {"title": self.title, "stem": self.stem, "architecture": self.architecture}
+        names["module"] = module or self.module
         missing = self.open if raising else ()
         return ModelCode(
             config_py=rendered("config.py.jinja", **names, **self._config()),
