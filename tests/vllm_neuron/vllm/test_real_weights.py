@@ -63,7 +63,9 @@ def test_greedy_tokens_equal_transformers(model: str, request: pytest.FixtureReq
     assert mismatches(folder, sequences) == []
 
 
-def mismatches(folder: Path, sequences: list[tuple[list[int], list[int]]]) -> list[tuple[int, int, int, int]]:
+def mismatches(
+    folder: Path, sequences: list[tuple[list[int], list[int]]], length: int = TOKENS
+) -> list[tuple[int, int, int, int]]:
     """(prompt, position, ours, the reference's) wherever the two differ."""
     from transformers import AutoModelForCausalLM
 
@@ -71,7 +73,7 @@ def mismatches(folder: Path, sequences: list[tuple[list[int], list[int]]]) -> li
     found = []
     with torch.no_grad():
         for number, (prompt, tokens) in enumerate(sequences):
-            assert len(tokens) == TOKENS
+            assert len(tokens) == length
             hidden = reference.model(torch.tensor([prompt + tokens])).last_hidden_state[0, len(prompt) - 1 : -1]
             wanted = reference.lm_head(hidden).argmax(-1).tolist()
             found += [(number, i, a, b) for i, (a, b) in enumerate(zip(tokens, wanted, strict=True)) if a != b]
