@@ -29,11 +29,15 @@ SWITCHES = (
     "do_layer_norm_before",
     "norm_topk_prob",
     "attention_k_eq_v",
+    "use_double_wide_mlp",
     "mup_enabled",
     "lm_head_bias",
     "add_bias_linear",
     "tie_word_embeddings",
 )
+# Parts that a size of 0 leaves out.
+ZEROED = ("hidden_size_per_layer_input", "num_kv_shared_layers")
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "layernorm_epsilon")
 CAPS = {"clip_qkv": 0.8, "final_logit_softcapping": 5.0, "attn_logit_softcapping": 4.0, "swiglu_limit": 1.1}
 SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"factor": 4.0},
@@ -65,8 +69,16 @@ def optional(base: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, cap in CAPS.items():
         if name in values and values[name] is None:
             yield name, {name: cap}
+    for name in ZEROED:
+        if values.get(name):
+            yield name, {name: 0}
+    for name in EPSILONS:
+        if isinstance(values.get(name), float):
+            yield name, {name: 3e-5}
     block = values.get("rope_parameters")
     if isinstance(block, Mapping) and block.get("rope_type") == "default":
+        if block.get("partial_rotary_factor") is None and "partial_rotary_factor" not in values:
+            yield "partial_rotary", {"rope_parameters": {**block, "partial_rotary_factor": 0.5}}
         for kind, more in SCALINGS.items():
             yield f"rope_{kind}", {"rope_parameters": {**block, **more, "rope_type": kind}}
 

@@ -156,9 +156,7 @@ class Unifier:
     def _conditional(
         self, examples: Sequence[Example], values: Sequence[Any], path: str, depth: int, unbound: Unbound
     ) -> Tree:
-        for condition, truth in self.search.predicates(examples):
-            if condition.per_layer and not self.layered:
-                continue
+        for condition, truth in self.search.predicates(examples, self.layered):
             if _splits_one_kind(values, truth):
                 continue
             try:
@@ -167,7 +165,7 @@ class Unifier:
             except Unbound:
                 continue
             return Tree(
-                f"{yes.text} if {condition.text} else {no.text}",
+                chosen(condition, yes.text, no.text),
                 (*condition.fields, *yes.fields, *no.fields),
                 (*yes.blocks, *no.blocks),
                 (condition.text, *yes.conditions, *no.conditions),
@@ -180,9 +178,7 @@ class Unifier:
 
     def _nested(self, examples: Sequence[Example], values: Sequence[Any], path: str, depth: int) -> Tree | None:
         """A condition whose one side needs a further condition."""
-        for condition, truth in self.search.predicates(examples):
-            if condition.per_layer and not self.layered:
-                continue
+        for condition, truth in self.search.predicates(examples, self.layered):
             for side in (True, False):
                 try:
                     simple = self.unify(*_where(examples, values, truth, side), path, MAX_DEPTH)
@@ -202,6 +198,17 @@ class Unifier:
 def _grouped(tree: Tree) -> str:
     """The text as one side of a condition."""
     return f"({tree.text})" if tree.conditions else tree.text
+
+
+def chosen(condition: Expression, yes: str, no: str) -> str:
+    """``yes if condition else no``, as a person would write it where a side is a truth value."""
+    if (yes, no) == ("True", "False"):
+        return condition.text
+    if (yes, no) == ("False", "True"):
+        return f"not {condition.inner}"
+    if no == "False":
+        return f"{condition.clause} and {yes}"
+    return f"{yes} if {condition.text} else {no}"
 
 
 def _get(call: Call, name: str) -> Arg | None:

@@ -39,6 +39,12 @@ class Expression:
         """The text as an operand."""
         return self.text if self.atom else f"({self.text})"
 
+    @property
+    def clause(self) -> str:
+        """The text as a part of ``a and b``."""
+        joined = any(f" {word} " in self.text for word in ("and", "or", "if"))
+        return f"({self.text})" if joined else self.text
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -88,23 +94,28 @@ class Search:
         hints = [h for h in hints if h in self.names]
         constant = all(same(t, targets[0]) for t in targets)
         trivial = targets[0] is None or isinstance(targets[0], bool | str)
-        for group in (_direct(hints), _powers(hints)):
+        for group in (_direct(hints), _pairs(hints, hints), _powers(hints)):
             found = _first(group, examples, targets)
             if found is not None:
                 return found
-        if constant and (trivial or not hints):
+        if constant:
+            # Fields that nothing ties to the value may hold the same number by chance.
             return literal(targets[0])
         if not trivial:
             for group in (_direct(self.names), _pairs(hints, self.names), _powers(self.names), _sums(self.names)):
                 found = _first(group, examples, targets)
                 if found is not None:
                     return found
-        return literal(targets[0]) if constant else None
+        return None
 
-    def predicates(self, examples: Sequence[Example]) -> Iterator[tuple[Expression, tuple[bool, ...]]]:
+    def predicates(
+        self, examples: Sequence[Example], layered: bool = True
+    ) -> Iterator[tuple[Expression, tuple[bool, ...]]]:
         """Conditions that hold in some examples and not in others, the simplest first, each partition once."""
         seen: set[tuple[bool, ...]] = set()
         for candidate in _conditions(self.names, examples):
+            if candidate.expression.per_layer and not layered:
+                continue
             truth = _truth(candidate, examples)
             if truth is None or all(truth) or not any(truth) or truth in seen:
                 continue
@@ -221,6 +232,8 @@ def _pairs(hints: Sequence[str], names: Sequence[str]) -> Iterator[Candidate]:
         ("{} * {}**-0.5", lambda a, b: a * b**-0.5),
     )
     for (pattern, operation), first, second in product(operations, hints, names):
+        if first == second and pattern != "{} * {}":
+            continue
         for a, b in ((first, second), (second, first)):
             yield _two(a, b, pattern, operation)
 
@@ -241,11 +254,11 @@ def _conditions(names: Sequence[str], examples: Sequence[Example]) -> Iterator[C
         yield from _of_list(name, examples)
     for name in flags:
         yield _field(name)
-    for name in counts:
-        yield from _of_count(name)
     for name in names:
         yield _one(name, "{} is not None", lambda x: x is not None)
         yield Candidate(Expression(f"c.{field_name(name)}", (name,)), partial(_nonzero, name))
+    for name in counts:
+        yield from _of_count(name)
     for name in names:
         for value in sorted({e.env[name] for e in examples if isinstance(e.env.get(name), str)}):
             yield _one(name, f"{{}} == {_escaped(value)}", partial(operator.eq, value))
@@ -265,7 +278,7 @@ def _nonzero(name: str, env: Mapping[str, Any], i: int) -> bool:
 
 
 def _both(flag: str, part: Candidate) -> Candidate:
-    text = f"c.{field_name(flag)} and {part.expression.inner}"
+    text = f"c.{field_name(flag)} and {part.expression.clause}"
     fields = (flag, *part.expression.fields)
     return Candidate(
         Expression(text, fields, part.expression.per_layer, atom=False),
@@ -283,13 +296,19 @@ def _is_count(value: Any) -> bool:
 
 
 def _of_list(name: str, examples: Sequence[Example]) -> Iterator[Candidate]:
-    values = {v for e in examples for v in (e.env.get(name) or ()) if isinstance(v, str | int)}
+    values = {v for e in examples for v in _listed(e.env.get(name)) if isinstance(v, str | int)}
     strings = sorted(v for v in values if isinstance(v, str))
     for value in strings:
         yield _by_layer((name,), f"{{}}[i] == {_escaped(value)}", partial(_item_is, value))
-    if values and not strings:
+    if any(v is None for e in examples for v in _listed(e.env.get(name))):
+        yield _by_layer((name,), "{}[i] is not None", lambda i, x: _item(x, i) is not None)
+    elif values and not strings:
         yield _layered(name)
         yield _by_layer((name,), "i in {}", lambda i, x: i in x)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _item_is(value: str, i: int, values: Any) -> bool:

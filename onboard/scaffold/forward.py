@@ -39,7 +39,11 @@ def forward(built: Built, own: str, step: str) -> list[str]:
         lines = [*lines[:-1], "return " + lines[-1].removeprefix("x_TH = ")] if lines else ["return x_TH"]
     if "layer_input" in have:
         lines[-1] = "x_TH = " + lines[-1].removeprefix("return ")
-        lines.append(f"return x_TH + {own}layer_input(x_TH{inputs})")
+        if have["layer_input"].conditions and own:
+            lines += [f"if {own}layer_input is not None:", f"    x_TH = x_TH + {own}layer_input(x_TH{inputs})"]
+            lines.append("return x_TH")
+        else:
+            lines.append(f"return x_TH + {own}layer_input(x_TH{inputs})")
     if last:
         lines[-1] = f"return ({lines[-1].removeprefix('return ')}){last}"
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from onboard.facts.api import ModelFacts, read
@@ -79,12 +79,25 @@ class _Maker:
         if tried.failed:
             writer.add_open(self._unfit(tried))
             return self._with_open(writer)
+        writer = self._holding(known, writer)
         by_numbers = tuple(("found by numbers", h.words) for h in found)
         code = writer.code()
         return replace(code, detected=(*code.detected, *by_numbers))
 
-    def _writer(self, known: Sequence[Twin]) -> Writer:
-        built: Built = build(known)
+    def _holding(self, known: Sequence[Twin], writer: Writer) -> Writer:
+        """Code that refuses the variants whose logits it does not give."""
+        names = {t.name for t in writer.built.twins[2:]}
+        code = writer.code(module=CANDIDATE)
+        wrong = {
+            v.name
+            for v in self.made
+            if v.name in names and try_out(code, CANDIDATE, self.model_type, [v], ("whole",)).failed
+        }
+        return self._writer(known, refused=wrong) if wrong else writer
+
+    def _writer(self, known: Sequence[Twin], refused: Collection[str] = ()) -> Writer:
+        built: Built = build([t for t in known if t.name not in refused])
+        built = replace(built, refused=(*built.refused, *(t for t in known if t.name in refused)))
         observed = observe(built)
         plain = set(rows(observed.each[0], observed.layout).unknown)
         odd = [
@@ -94,8 +107,8 @@ class _Maker:
         ]
         if odd:
             # Variants with tensors that no part takes are refused, as those that no expression says.
-            built = build([t for t in known if t not in odd])
-            built = replace(built, refused=(*built.refused, *odd))
+            kept = build([t for t in built.twins if t not in odd])
+            built = replace(kept, refused=(*built.refused, *kept.refused, *odd))
             observed = observe(built)
         return Writer(self.facts, built, observed, self.stem, self.module, self.architecture)
 

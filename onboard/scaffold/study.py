@@ -211,7 +211,14 @@ def _plain(name: str, value: Any) -> Any:
 
 
 # Derived fields that decide a value, beside the ones that the facts name.
-EXTRA_HINTS = {"attention.scale": ("latent_scale",), "attention.shared_kv": ("kv_source",)}
+EXTRA_HINTS = {
+    "attention.scale": ("latent_scale",),
+    "attention.shared_kv": ("kv_source",),
+    "attention.positions.scaling.query_beta": ("llama_4_scaling_beta",),
+    "attention.positions.scaling.original": ("original_max_position_embeddings",),
+    "moe.router.groups": ("n_group",),
+    "moe.router.top_groups": ("topk_group",),
+}
 
 
 def _hints(facts: ModelFacts, env: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
@@ -223,7 +230,6 @@ def _hints(facts: ModelFacts, env: Mapping[str, Any], renamed: Mapping[str, str]
         words = [key.removeprefix(prefix), *re.findall(r"[A-Za-z_][\w.]*", key)]
         names = [common.get(w, w) for word in words for w in spellings(word)]
         plain = path.split("@", 1)[0]
-        names += EXTRA_HINTS.get(plain, ())
         found = tuple(dict.fromkeys(n for n in names if n in env))
         hints[plain] = tuple(dict.fromkeys((*hints.get(plain, ()), *found)))
     return hints
@@ -235,10 +241,28 @@ def spellings(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((name, *group)))
 
 
+EPS = (
+    "attention.qk_norm.eps",
+    "attention.v_norm.eps",
+    "attention.out_norm.eps",
+    "attention.latent.norm.eps",
+    "mlp.down_norm.eps",
+    "final_norm.eps",
+    "embedding.norm.eps",
+)
+
+
 def merged_hints(twins: Sequence[Twin]) -> dict[str, tuple[str, ...]]:
     """The fields that decide a path in any of the configs."""
     merged: dict[str, tuple[str, ...]] = {}
     for twin in twins:
         for path, names in twin.sources.items():
             merged[path] = tuple(dict.fromkeys((*merged.get(path, ()), *names)))
+    for path, names in EXTRA_HINTS.items():
+        known = tuple(n for n in names if all(n in twin.env for twin in twins))
+        merged[path] = tuple(dict.fromkeys((*merged.get(path, ()), *known)))
+    # One eps serves all norms of a model, unless the facts say more.
+    shared = merged.get("norms.eps", ())
+    for path in EPS:
+        merged.setdefault(path, shared)
     return merged

@@ -63,10 +63,12 @@ def temporary(code: ModelCode, module: str, model_type: str) -> Iterator[Package
                 del sys.modules[name]
 
 
-def try_out(code: ModelCode, module: str, model_type: str, variants: Sequence[Variant]) -> Tried:
+def try_out(
+    code: ModelCode, module: str, model_type: str, variants: Sequence[Variant], checks: Sequence[str] = CHECKS
+) -> Tried:
     """Prove the blocks of rendered code on its first variant, with weights that no later proof uses."""
     with temporary(code, module, model_type) as package:
-        proof = prove(package, variants[:1], only=CHECKS, seed=SEED)
+        proof = prove(package, variants[:1], only=checks, seed=SEED)
     return Tried(tuple(c for c in proof.checks if c.status is Status.FAILED))
 
 

@@ -16,7 +16,10 @@ from onboard.scaffold.forward import forward
 from onboard.scaffold.observe import Observed
 from onboard.scaffold.table import Rows, rows
 from onboard.scaffold.wiring import Open
+from vllm_neuron.model.hf_config import FOREIGN
 
+# The variant whose rotary settings turn a part of each head.
+PARTIAL = "partial_rotary"
 TIE = 'Tie("head", "embed", when="tie_word_embeddings")'
 
 
@@ -109,9 +112,12 @@ class Writer:
             kind = "dict[str, RotaryConfig]" if self.built.rotary.keyed else "RotaryConfig"
             fields["rotary"] = {"name": "rotary", "type": kind, "read": self.built.rotary.text}
         pinned = self._pinned(used)
-        if pinned:
-            helpers.add("refuse_unless")
+        helpers |= {"refuse_foreign"} | ({"refuse_unless"} if pinned else set())
+        whole_heads = any(t.name == PARTIAL for t in self.built.refused)
+        helpers |= {"refuse_partial_rotary"} if whole_heads else set()
         return {
+            "foreign": ["hf_config", *(repr(name) for name in FOREIGN if name in used)],
+            "whole_heads": whole_heads,
             "helpers": sorted(helpers),
             "rotary": self.built.rotary is not None,
             "pinned": pinned,
@@ -212,6 +218,7 @@ class Writer:
             "frame_blocks": frame,
             "embed_lines": self._embed(),
             "per_layer": "layer_input" in b.layer,
+            "per_layer_optional": "per_layer" in b.frame and _optional(b.frame["per_layer"]),
             **self._raising(missing),
         }
 
@@ -265,6 +272,11 @@ class Writer:
     def _forward_formula(self) -> list[str]:
         lines = forward(self.built, "", "")
         return [line.replace("x_TH", "x").removeprefix("x = ").removeprefix("return ") for line in lines]
+
+
+def _optional(tree: Tree) -> bool:
+    """Whether some configs have no such block."""
+    return bool(tree.conditions)
 
 
 def _message(o: OpenFeature) -> str:

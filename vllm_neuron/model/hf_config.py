@@ -40,6 +40,54 @@ def refuse_unless(hf_config: Any, name: str, *allowed: Any) -> None:
         raise UnsupportedError(f"config.{name}", value, expected, "This model's code does not implement it.")
 
 
+# What some family computes by these names; a config of another family that has them is not of that family.
+FOREIGN = (
+    "attention_multiplier",
+    "attn_logit_softcapping",
+    "clip_qkv",
+    "embedding_multiplier",
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "qk_norm",
+    "residual_multiplier",
+    "scale_emb",
+    "use_qk_norm",
+)
+
+
+def refuse_foreign(hf_config: Any, *own: str) -> None:
+    """Stop when a config asks for what only other families compute, or for a weight layout that is not read.
+
+    Args:
+        hf_config: the config.
+        own: names of :data:`FOREIGN` that the model's code honours.
+
+    Raises:
+        UnsupportedError: naming field and value.
+    """
+    for name in FOREIGN:
+        if name not in own:
+            refuse_unless(hf_config, name, None, 1, 1.0, False)
+    refuse_unless(hf_config, "pretraining_tp", 1, None)
+    refuse_unless(hf_config, "use_bidirectional_attention", False, None)
+
+
+def refuse_partial_rotary(hf_config: Any) -> None:
+    """Stop when a config wants a part of each head turned and transformers' code of the family turns all of it.
+
+    Raises:
+        UnsupportedError: naming field and value.
+    """
+    refuse_unless(hf_config, "partial_rotary_factor", None, 1.0)
+    settings = getattr(hf_config, "rope_parameters", None) or {}
+    for block in (settings, *(v for v in settings.values() if isinstance(v, Mapping))):
+        if block.get("partial_rotary_factor", 1.0) not in (None, 1.0):
+            raise UnsupportedError(
+                "rope_parameters.partial_rotary_factor", block["partial_rotary_factor"], "1.0 or none"
+            )
+
+
 def _same(value: Any, other: Any) -> bool:
     """Equal, and not a boolean that happens to equal a number."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
