@@ -127,6 +127,12 @@ class Unifier:
     def _hints(self, path: str) -> tuple[str, ...]:
         return self.hints.get(path, ())
 
+    def _deciding(self, path: str) -> tuple[str, ...]:
+        """Fields that decide the value, then those of what stands beside it in the architecture."""
+        parent = path.rpartition(".")[0]
+        beside = [n for p, names in self.hints.items() if parent and p.startswith(parent + ".") for n in names]
+        return (*self._hints(path), *beside)
+
     def _call(self, examples: Sequence[Example], values: Sequence[Call], depth: int) -> Tree:
         names = list(dict.fromkeys(a.name or f"#{k}" for v in values for k, a in enumerate(v.args)))
         parts, fields, blocks, conditions = [], [], [values[0].block], []
@@ -156,7 +162,7 @@ class Unifier:
     def _conditional(
         self, examples: Sequence[Example], values: Sequence[Any], path: str, depth: int, unbound: Unbound
     ) -> Tree:
-        for condition, truth in self.search.predicates(examples, self.layered):
+        for condition, truth in self.search.predicates(examples, self.layered, self._deciding(path)):
             if _splits_one_kind(values, truth):
                 continue
             try:
@@ -178,7 +184,7 @@ class Unifier:
 
     def _nested(self, examples: Sequence[Example], values: Sequence[Any], path: str, depth: int) -> Tree | None:
         """A condition whose one side needs a further condition."""
-        for condition, truth in self.search.predicates(examples, self.layered):
+        for condition, truth in self.search.predicates(examples, self.layered, self._deciding(path)):
             for side in (True, False):
                 try:
                     simple = self.unify(*_where(examples, values, truth, side), path, MAX_DEPTH)

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 Evaluate = Callable[[Mapping[str, Any], int], Any]
@@ -18,11 +18,13 @@ MAX_NAMES = 400
 
 @dataclass(frozen=True)
 class Example:
-    """One config (``env``: field -> value) and one of its layers (0 for what belongs to the whole model)."""
+    """One config (``env``: field -> value) and one of its layers (0 for what belongs to the whole model); ``twin``: the
+    config's name, ``given`` for the model at hand."""
 
     env: Mapping[str, Any]
     layer: int
     layers: int
+    twin: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Search:
             found = _first(group, examples, targets)
             if found is not None:
                 return found
-        if constant:
+        if constant and (trivial or _well_seen(examples)):
             # Fields that nothing ties to the value may hold the same number by chance.
             return literal(targets[0])
         if not trivial:
@@ -109,11 +111,20 @@ class Search:
         return None
 
     def predicates(
-        self, examples: Sequence[Example], layered: bool = True
+        self, examples: Sequence[Example], layered: bool = True, hints: Sequence[str] = ()
     ) -> Iterator[tuple[Expression, tuple[bool, ...]]]:
-        """Conditions that hold in some examples and not in others, the simplest first, each partition once."""
+        """Conditions that hold in some examples and not in others, the simplest first, each partition once.
+
+        Args:
+            examples: where they are looked at.
+            layered: the layer's index may be read.
+            hints: fields that are known to decide; conditions over them come first, switches before numbers.
+        """
         seen: set[tuple[bool, ...]] = set()
-        for candidate in _conditions(self.names, examples):
+        known = [h for h in dict.fromkeys(hints) if h in self.names]
+        known.sort(key=lambda h: not all(isinstance(e.env[h], bool | str) for e in examples))
+        hinted = chain.from_iterable(_conditions([h], examples) for h in known)
+        for candidate in chain(hinted, _conditions(self.names, examples)):
             if candidate.expression.per_layer and not layered:
                 continue
             truth = _truth(candidate, examples)
@@ -121,6 +132,12 @@ class Search:
                 continue
             seen.add(truth)
             yield candidate.expression, truth
+
+
+def _well_seen(examples: Sequence[Example]) -> bool:
+    """Whether a number that is the same in all of these is a constant of the family, not a size of one config."""
+    names = {e.twin for e in examples}
+    return (len(names) == 1 and "" in names) or (len(names) > 1 and "given" in names)
 
 
 def _first(group: Iterator[Candidate], examples: Sequence[Example], targets: Sequence[Any]) -> Expression | None:

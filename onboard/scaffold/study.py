@@ -75,7 +75,11 @@ class Twin:
 
     def examples(self) -> list[Example]:
         """One for each layer."""
-        return [Example(self.env, i, self.spec.layers) for i in range(self.spec.layers)]
+        return [Example(self.env, i, self.spec.layers, self.name) for i in range(self.spec.layers)]
+
+    def example(self) -> Example:
+        """One for the whole model."""
+        return Example(self.env, 0, self.spec.layers, self.name)
 
 
 def config_of(facts: ModelFacts) -> Any:
@@ -154,6 +158,7 @@ def unread_fields(config: Any) -> frozenset[str]:
     """Keys of a config that its class does not declare and its model's source does not name: transformers carries
     them along and computes nothing with them."""
     declared = {field for one in type(config).__mro__ for field in vars(one).get("__annotations__", ())}
+    declared |= set((getattr(config, "attribute_map", None) or {}).values())
     extra = [name for name in vars(config) if name not in declared and not name.startswith("_")]
     if not extra:
         return frozenset()
@@ -214,6 +219,8 @@ def _plain(name: str, value: Any) -> Any:
 EXTRA_HINTS = {
     "attention.scale": ("latent_scale",),
     "attention.shared_kv": ("kv_source",),
+    "attention.head_size_k": ("head_dim",),
+    "attention.head_size_v": ("head_dim",),
     "attention.positions.scaling.query_beta": ("llama_4_scaling_beta",),
     "attention.positions.scaling.original": ("original_max_position_embeddings",),
     "moe.router.groups": ("n_group",),
