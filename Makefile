@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := HF_HUB_OFFLINE=1 $(BIN)/python
 
-.PHONY: help setup demo test lint docs bench clean
+.PHONY: help setup demo test lint docs references zoo bench clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
@@ -24,6 +24,12 @@ lint: setup  ## style, types and import rules
 
 docs: setup  ## write the generated references again
 	$(RUN) -m onboard.report.reference
+
+references: setup  ## render the reference models again
+	$(RUN) -m onboard.scaffold.references .
+
+zoo: setup  ## prove every decoder of transformers (half an hour); writes docs/zoo.md
+	$(RUN) -m onboard.cli.main zoo --jobs 2 --output docs/zoo.md
 
 bench: setup  ## throughput and start against vLLM's own CPU backend, host share, diff: JSON
 	$(RUN) -m onboard.cli.main demo-model smollm2 --to models/smollm2

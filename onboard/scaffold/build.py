@@ -87,7 +87,7 @@ def _build(twins: Sequence[Twin], refused: tuple[Twin, ...], *, tolerant: bool =
     hints = merged_hints(twins)
     frame_unifier = Unifier(Search(names), hints, layered=False)
     layer_unifier = Unifier(Search(names), hints)
-    examples = [Example(t.env, 0, t.spec.layers) for t in twins]
+    examples = [t.example() for t in twins]
     layered = [e for t in twins for e in t.examples()]
     per_layer = [layer for w in wirings for layer in w.layers]
     gaps = _Gaps(tolerant)

@@ -70,7 +70,7 @@ def settings(unifier: Unifier, twins: Sequence[Twin], wirings: Sequence[Wiring])
 
 def _one(unifier: Unifier, twins: Sequence[Twin], wirings: Sequence[Wiring], key: str) -> Settings:
     chosen = [(t, w.positions[key]) for t, w in zip(twins, wirings, strict=True) if key in w.positions]
-    examples = [Example(t.env, 0, t.spec.layers) for t, _ in chosen]
+    examples = [t.example() for t, _ in chosen]
     head = _head_size(unifier, examples, [size for _, (_, size) in chosen], key)
     length = unifier.unify(examples, [t.spec.max_positions for t, _ in chosen], "max_positions")
     positions = [p for _, (p, _) in chosen]

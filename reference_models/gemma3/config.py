@@ -1,20 +1,24 @@
-"""Gemma 3's text configuration: what the model needs, read once from the Hugging Face config."""
+"""Gemma3's configuration: what the model needs, read once from the Hugging Face config."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_neuron.model.hf_config import head_size, refuse_unless, require, rope_parameters
+from vllm_neuron.model.hf_config import head_size, refuse_foreign, refuse_unless, require, rope_parameters
 from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.nn import RotaryConfig
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+# Settings that the model's code does not read, with the values that it was made for.
+PINNED = {
+    "attn_logit_softcapping": (None,),
+    "use_bidirectional_attention": (False,),
+}
 
 
 @dataclass(frozen=True)
 class Gemma3Config:
-    """Sizes and options of one Gemma 3; names as in the Hugging Face config."""
+    """Sizes and options of one Gemma3; names as in the Hugging Face config."""
 
     vocab_size: int
     hidden_size: int
@@ -25,13 +29,13 @@ class Gemma3Config:
     head_dim: int
     hidden_activation: str
     rms_norm_eps: float
-    attention_bias: bool
-    query_pre_attn_scalar: float
     layer_types: tuple[str, ...]
     sliding_window: int
-    final_logit_softcapping: float | None
-    tie_word_embeddings: bool
     max_position_embeddings: int
+    tie_word_embeddings: bool
+    attention_bias: bool
+    final_logit_softcapping: float | None
+    query_pre_attn_scalar: int
     rotary: dict[str, RotaryConfig]
 
     @classmethod
@@ -41,11 +45,12 @@ class Gemma3Config:
         Raises:
             ConfigError, UnsupportedError: naming the field and its value.
         """
-        refuse_unless(hf_config, "attn_logit_softcapping", None)
-        refuse_unless(hf_config, "use_bidirectional_attention", False, None)
+        refuse_foreign(hf_config, "final_logit_softcapping")
+        for name, allowed in PINNED.items():
+            refuse_unless(hf_config, name, *allowed)
         head_dim = head_size(hf_config)
-        positions = require(hf_config, "max_position_embeddings")
         layer_types = tuple(require(hf_config, "layer_types"))
+        max_position_embeddings = require(hf_config, "max_position_embeddings")
         return cls(
             vocab_size=require(hf_config, "vocab_size"),
             hidden_size=require(hf_config, "hidden_size"),
@@ -56,15 +61,15 @@ class Gemma3Config:
             head_dim=head_dim,
             hidden_activation=require(hf_config, "hidden_activation"),
             rms_norm_eps=require(hf_config, "rms_norm_eps"),
-            attention_bias=require(hf_config, "attention_bias"),
-            query_pre_attn_scalar=require(hf_config, "query_pre_attn_scalar"),
             layer_types=layer_types,
             sliding_window=require(hf_config, "sliding_window"),
-            final_logit_softcapping=hf_config.final_logit_softcapping,
+            max_position_embeddings=max_position_embeddings,
             tie_word_embeddings=require(hf_config, "tie_word_embeddings"),
-            max_position_embeddings=positions,
+            attention_bias=require(hf_config, "attention_bias"),
+            final_logit_softcapping=hf_config.final_logit_softcapping,
+            query_pre_attn_scalar=require(hf_config, "query_pre_attn_scalar"),
             rotary={
-                kind: RotaryConfig.from_parameters(rope_parameters(hf_config, kind), head_dim, positions)
-                for kind in sorted(set(layer_types))
+                kind: RotaryConfig.from_parameters(rope_parameters(hf_config, kind), head_dim, max_position_embeddings)
+                for kind in sorted(set(require(hf_config, "layer_types")))
             },
         )

@@ -1,4 +1,4 @@
-"""What vLLM's registry knows as ``Gemma3ForCausalLM``."""
+"""What vLLM's registry knows as ``Gemma3ForConditionalGeneration``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vllm_neuron.model.neuron_config import NeuronConfig
 
 
 class Gemma3ForCausalLM:
-    """Picks the variant of Gemma 3 for a config; there is one, in the checkpoint's own precision."""
+    """Picks the variant of Gemma3 for a config; there is one, in the checkpoint's own precision."""
 
     @classmethod
     def from_configs(cls, hf_config: Any, neuron_config: NeuronConfig) -> Gemma3:

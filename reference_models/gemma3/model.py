@@ -1,4 +1,4 @@
-"""Gemma 3 text: sandwich norms with 1 + w, normed queries and keys, windowed layers with a rotary base of their own.
+"""Gemma3: norms before and after the blocks, grouped-query attention, windows, normed queries and keys, gated MLP.
 
 Shapes: T tokens of the step, H hidden size.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from reference_models.gemma3.config import SLIDING, Gemma3Config
+from reference_models.gemma3.config import Gemma3Config
 from vllm_neuron.model.interface import DecoderModel
 from vllm_neuron.model.loading import Fuse, Map, Table, Tie
 from vllm_neuron.nn import Attention, GatedMLP, LMHead, QKNorm, RMSNorm, Rotary, VocabDimShardedEmbedding
@@ -19,26 +19,28 @@ def _norm(c: Gemma3Config) -> RMSNorm:
 
 
 class Gemma3Layer(nn.Module):
-    """``x + norm(attn(norm(x)))``, then ``x + norm(mlp(norm(x)))``."""
+    """``x + post_attn_norm(attn(attn_norm(x)))``, then ``x + post_mlp_norm(mlp(mlp_norm(x)))``."""
 
-    def __init__(self, c: Gemma3Config, i: int, rotary: Rotary) -> None:
+    def __init__(self, c: Gemma3Config, i: int, rotary: dict[str, Rotary]) -> None:
         super().__init__()
-        self.attn_norm, self.post_attn_norm = _norm(c), _norm(c)
+        self.attn_norm = _norm(c)
         self.attn = Attention(
             i,
             c.hidden_size,
             heads=c.num_attention_heads,
             kv_heads=c.num_key_value_heads,
             head_size=c.head_dim,
-            rotary=rotary,
+            rotary=rotary[c.layer_types[i]],
             bias=c.attention_bias,
             o_bias=c.attention_bias,
-            qk_norm=QKNorm(c.rms_norm_eps, plus_one=True),
+            qk_norm=QKNorm(eps=c.rms_norm_eps, plus_one=True),
             scale=c.query_pre_attn_scalar**-0.5,
-            window=c.sliding_window if c.layer_types[i] == SLIDING else None,
+            window=None if c.layer_types[i] == "full_attention" else c.sliding_window,
         )
-        self.mlp_norm, self.post_mlp_norm = _norm(c), _norm(c)
+        self.post_attn_norm = _norm(c)
+        self.mlp_norm = _norm(c)
         self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, act=c.hidden_activation)
+        self.post_mlp_norm = _norm(c)
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         """[T, H] -> [T, H]."""
@@ -53,15 +55,15 @@ class Gemma3(DecoderModel):
     CHECKPOINT = Table(
         Map("embed", "model.embed_tokens"),
         Map("layers.{i}.attn_norm", "model.layers.{i}.input_layernorm"),
+        Map("layers.{i}.post_attn_norm", "model.layers.{i}.post_attention_layernorm"),
+        Map("layers.{i}.post_mlp_norm", "model.layers.{i}.post_feedforward_layernorm"),
+        Map("layers.{i}.mlp_norm", "model.layers.{i}.pre_feedforward_layernorm"),
         Fuse("layers.{i}.attn.qkv", "model.layers.{i}.self_attn.{q,k,v}_proj"),
-        Map("layers.{i}.attn.q_norm", "model.layers.{i}.self_attn.q_norm"),
         Map("layers.{i}.attn.k_norm", "model.layers.{i}.self_attn.k_norm"),
         Map("layers.{i}.attn.o", "model.layers.{i}.self_attn.o_proj"),
-        Map("layers.{i}.post_attn_norm", "model.layers.{i}.post_attention_layernorm"),
-        Map("layers.{i}.mlp_norm", "model.layers.{i}.pre_feedforward_layernorm"),
+        Map("layers.{i}.attn.q_norm", "model.layers.{i}.self_attn.q_norm"),
         Fuse("layers.{i}.mlp.gate_up", "model.layers.{i}.mlp.{gate,up}_proj"),
         Map("layers.{i}.mlp.down", "model.layers.{i}.mlp.down_proj"),
-        Map("layers.{i}.post_mlp_norm", "model.layers.{i}.post_feedforward_layernorm"),
         Map("norm", "model.norm"),
         Map("head", "lm_head"),
         Tie("head", "embed", when="tie_word_embeddings"),
@@ -71,6 +73,6 @@ class Gemma3(DecoderModel):
         super().__init__(c)
         rotary = {kind: Rotary(config) for kind, config in c.rotary.items()}
         self.embed = VocabDimShardedEmbedding(c.vocab_size, c.hidden_size, scale=c.hidden_size**0.5)
-        self.layers = nn.ModuleList(Gemma3Layer(c, i, rotary[c.layer_types[i]]) for i in range(c.num_hidden_layers))
+        self.layers = nn.ModuleList(Gemma3Layer(c, i, rotary) for i in range(c.num_hidden_layers))
         self.norm = _norm(c)
         self.head = LMHead(c.hidden_size, c.vocab_size, softcap=c.final_logit_softcapping)

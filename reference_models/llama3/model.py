@@ -1,4 +1,4 @@
-"""Llama (1, 2, 3 and models of its architecture): pre-norm layers, grouped-query attention, gated MLP.
+"""Llama: pre-norm layers, grouped-query attention, gated MLP.
 
 Shapes: T tokens of the step, H hidden size.
 """
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from reference_models.llama3.config import LlamaConfig
 from vllm_neuron.model.interface import DecoderModel
-from vllm_neuron.model.loading import Drop, Fuse, Map, Table, Tie
+from vllm_neuron.model.loading import Fuse, Map, Table, Tie
 from vllm_neuron.nn import Attention, GatedMLP, LMHead, RMSNorm, Rotary, VocabDimShardedEmbedding
 from vllm_neuron.step import Step
 
 
 class LlamaLayer(nn.Module):
-    """``x + attn(norm(x))``, then ``x + mlp(norm(x))``."""
+    """``x + attn(attn_norm(x))``, then ``x + mlp(mlp_norm(x))``."""
 
     def __init__(self, c: LlamaConfig, i: int, rotary: Rotary) -> None:
         super().__init__()
@@ -46,15 +46,14 @@ class Llama(DecoderModel):
     CHECKPOINT = Table(
         Map("embed", "model.embed_tokens"),
         Map("layers.{i}.attn_norm", "model.layers.{i}.input_layernorm"),
+        Map("layers.{i}.mlp_norm", "model.layers.{i}.post_attention_layernorm"),
         Fuse("layers.{i}.attn.qkv", "model.layers.{i}.self_attn.{q,k,v}_proj"),
         Map("layers.{i}.attn.o", "model.layers.{i}.self_attn.o_proj"),
-        Map("layers.{i}.mlp_norm", "model.layers.{i}.post_attention_layernorm"),
         Fuse("layers.{i}.mlp.gate_up", "model.layers.{i}.mlp.{gate,up}_proj"),
         Map("layers.{i}.mlp.down", "model.layers.{i}.mlp.down_proj"),
         Map("norm", "model.norm"),
         Map("head", "lm_head"),
         Tie("head", "embed", when="tie_word_embeddings"),
-        Drop("model.layers.{i}.self_attn.rotary_emb.inv_freq", why="derived from the config"),
     )
 
     def __init__(self, c: LlamaConfig) -> None:

@@ -1,0 +1,95 @@
+"""Gemma4's configuration: what the model needs, read once from the Hugging Face config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_neuron.model.hf_config import (
+    per_layer,
+    refuse_foreign,
+    refuse_unless,
+    require,
+    rope_parameters,
+    shared_kv_layers,
+)
+from vllm_neuron.model.neuron_config import NeuronConfig
+from vllm_neuron.nn import RotaryConfig
+
+# Settings that the model's code does not read, with the values that it was made for.
+PINNED = {
+    "enable_moe_block": (False,),
+    "moe_intermediate_size": (None,),
+    "num_experts": (None,),
+    "top_k_experts": (None,),
+    "use_bidirectional_attention": (None,),
+}
+
+
+@dataclass(frozen=True)
+class Gemma4Config:
+    """Sizes and options of one Gemma4; names as in the Hugging Face config."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: tuple[int, ...]
+    hidden_activation: str
+    rms_norm_eps: float
+    layer_types: tuple[str, ...]
+    sliding_window: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    attention_bias: bool
+    attention_k_eq_v: bool
+    final_logit_softcapping: float
+    hidden_size_per_layer_input: int
+    kv_source: tuple[NoneType | int, ...]
+    use_double_wide_mlp: bool
+    vocab_size_per_layer_input: int
+    rotary: dict[str, RotaryConfig]
+
+    @classmethod
+    def from_configs(cls, hf_config: Any, neuron_config: NeuronConfig) -> Gemma4Config:
+        """Read a ``transformers.Gemma4TextConfig``.
+
+        Raises:
+            ConfigError, UnsupportedError: naming the field and its value.
+        """
+        refuse_foreign(hf_config, "final_logit_softcapping")
+        for name, allowed in PINNED.items():
+            refuse_unless(hf_config, name, *allowed)
+        head_dim = per_layer(hf_config, "head_dim")
+        layer_types = tuple(require(hf_config, "layer_types"))
+        max_position_embeddings = require(hf_config, "max_position_embeddings")
+        return cls(
+            vocab_size=require(hf_config, "vocab_size"),
+            hidden_size=require(hf_config, "hidden_size"),
+            intermediate_size=require(hf_config, "intermediate_size"),
+            num_hidden_layers=require(hf_config, "num_hidden_layers"),
+            num_attention_heads=require(hf_config, "num_attention_heads"),
+            num_key_value_heads=require(hf_config, "num_key_value_heads"),
+            head_dim=head_dim,
+            hidden_activation=require(hf_config, "hidden_activation"),
+            rms_norm_eps=require(hf_config, "rms_norm_eps"),
+            layer_types=layer_types,
+            sliding_window=require(hf_config, "sliding_window"),
+            max_position_embeddings=max_position_embeddings,
+            tie_word_embeddings=require(hf_config, "tie_word_embeddings"),
+            attention_bias=require(hf_config, "attention_bias"),
+            attention_k_eq_v=require(hf_config, "attention_k_eq_v"),
+            final_logit_softcapping=require(hf_config, "final_logit_softcapping"),
+            hidden_size_per_layer_input=require(hf_config, "hidden_size_per_layer_input"),
+            kv_source=shared_kv_layers(require(hf_config, "layer_types"), require(hf_config, "num_kv_shared_layers")),
+            use_double_wide_mlp=require(hf_config, "use_double_wide_mlp"),
+            vocab_size_per_layer_input=require(hf_config, "vocab_size_per_layer_input"),
+            rotary={
+                kind: RotaryConfig.from_parameters(
+                    rope_parameters(hf_config, kind), head_dim[layer_types.index(kind)], max_position_embeddings
+                )
+                for kind in sorted(set(require(hf_config, "layer_types")))
+            },
+        )
