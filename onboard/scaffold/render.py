@@ -19,7 +19,7 @@ from onboard.scaffold.table import rows
 from onboard.scaffold.tryout import Tried, leftovers, try_out
 from onboard.scaffold.wiring import Open
 from onboard.scaffold.writer import Writer
-from vllm_neuron.errors import ConfigError
+from vllm_neuron.errors import ConfigError, UnsupportedError
 
 # Rounds of mending: a model whose facts are wrong in more places than this is better read by a person.
 ROUNDS = 4
@@ -146,13 +146,24 @@ class _Maker:
         base = writer.built.twins[1]
         if not writer.incomplete:
             plain = writer.code(raising=False, module=CANDIDATE)
-            unused, unfilled = leftovers(plain, CANDIDATE, self.model_type, base.config, writer.observed.keys)
+            try:
+                unused, unfilled = leftovers(plain, CANDIDATE, self.model_type, base.config, writer.observed.keys)
+            except UnsupportedError as error:
+                # The code does not read an option that the model's own config sets.
+                return self._refusing(writer, error)
             for one in roles.patterns({key: () for key in unused}):
                 writer.rows.add("Drop", one.pattern, "", why="of a feature that is not written yet")
             writer.incomplete = bool(unfilled)
         if not writer.incomplete:
             tried = self._try(writer)
             writer.wrapped = tuple(name.removeprefix("layers.*.") for name in tried.blocks if name.count(".") == 2)
+        return writer.code()
+
+    def _refusing(self, writer: Writer, error: UnsupportedError) -> ModelCode:
+        """Code whose config refuses the model's own settings: the setting is what is open."""
+        writer.open = ()
+        writer.add_open([Open(f"{error.field.removeprefix('config.')} is not read", where="the whole model")])
+        writer.incomplete = True
         return writer.code()
 
 

@@ -70,7 +70,8 @@ def refuse_foreign(hf_config: Any, *own: str) -> None:
         if name not in own:
             refuse_unless(hf_config, name, None, 1, 1.0, False)
     refuse_unless(hf_config, "pretraining_tp", 1, None)
-    refuse_unless(hf_config, "use_bidirectional_attention", False, None)
+    # "vision" lets the tokens of an image see each other; there are none in a text.
+    refuse_unless(hf_config, "use_bidirectional_attention", False, None, "vision")
 
 
 def refuse_partial_rotary(hf_config: Any) -> None:
