@@ -76,9 +76,10 @@ def optional(base: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         if isinstance(values.get(name), float):
             yield name, {name: 3e-5}
     block = values.get("rope_parameters")
-    if isinstance(block, Mapping) and block.get("rope_type") == "default":
-        if block.get("partial_rotary_factor") is None and "partial_rotary_factor" not in values:
-            yield "partial_rotary", {"rope_parameters": {**block, "partial_rotary_factor": 0.5}}
+    flat = isinstance(block, Mapping) and not any(isinstance(v, Mapping) for v in block.values())
+    if flat and block.get("partial_rotary_factor") is None and "partial_rotary_factor" not in values:
+        yield "partial_rotary", {"rope_parameters": {**block, "partial_rotary_factor": 0.5}}
+    if flat and block.get("rope_type") == "default":
         for kind, more in SCALINGS.items():
             yield f"rope_{kind}", {"rope_parameters": {**block, **more, "rope_type": kind}}
 

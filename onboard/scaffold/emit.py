@@ -10,6 +10,7 @@ from vllm_neuron.errors import ConfigError
 
 
 def rendered(template: str, **context: Any) -> str:
+    """A template of ``templates/code`` filled in, as Python that ``ruff`` has nothing to say about."""
     import jinja2
 
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from onboard.arch.blocks import MLP, Attention, Clamp, Layer, MoE, Norm, Positions, QKNorm, Router
+from onboard.arch.blocks import Attention, Layer, Positions, QKNorm
 from onboard.arch.spec import ArchSpec
 from onboard.scaffold.calls import Arg, Call, Index, Rotating
+from onboard.scaffold.wiring_mlp import mlp, moe
+from onboard.scaffold.wiring_norm import head_norm, norm
 
 
 @dataclass(frozen=True)
@@ -197,17 +199,6 @@ def _positions(p: Positions | None, hidden: int) -> Call | None:
     return Call("SinusoidalPositions", (size, base, frequency, offset))
 
 
-def norm(n: Norm | None, size: int, size_path: str, path: str) -> Call | None:
-    """An RMS or layer norm over ``size``."""
-    if n is None:
-        return None
-    args = [Arg("", size, size_path), Arg("eps", n.eps, f"{path}.eps")]
-    if n.kind == "layernorm":
-        args.append(Arg("bias", n.bias, f"{path}.bias", True))
-    args += [Arg("weight", n.weight, f"{path}.weight", True), Arg("plus_one", n.plus_one, f"{path}.plus_one", False)]
-    return Call("LayerNorm" if n.kind == "layernorm" else "RMSNorm", tuple(args))
-
-
 def _layer(spec: ArchSpec, layer: Layer, index: int, key: str) -> dict[str, Any]:
     hidden, n = spec.hidden, layer.norms
     blocks: dict[str, Any] = {"attn_norm": norm(n.pre_mixer, hidden, "hidden", "norms")}
@@ -283,24 +274,6 @@ def qk_norm(q: QKNorm | None) -> Call | None:
     return head_norm(q.norm, "attention.qk_norm", q.width, q.place == "after_rope")
 
 
-def head_norm(n: Norm | None, path: str, width: str = "head", after: bool = False) -> Call | None:
-    """A norm inside the attention block."""
-    if n is None:
-        return None
-    return Call(
-        "QKNorm",
-        (
-            Arg("eps", n.eps, f"{path}.eps"),
-            Arg("kind", n.kind, f"{path}.kind", "rms"),
-            Arg("width", width, f"{path}.width", "head"),
-            Arg("plus_one", n.plus_one, f"{path}.plus_one", False),
-            Arg("bias", n.bias, f"{path}.bias", False),
-            Arg("weight", n.weight, f"{path}.weight", True),
-            Arg("after_rotary", after, f"{path}.place", False),
-        ),
-    )
-
-
 def _latent(a: Attention, hidden: int, turning: Rotating | None) -> Call:
     m = a.latent
     assert m is not None
@@ -322,84 +295,5 @@ def _latent(a: Attention, hidden: int, turning: Rotating | None) -> Call:
             Arg("o_bias", a.o_bias, "attention.o_bias", False),
             Arg("scale", a.scale, "attention.scale", (m.nope_size + m.rope_size) ** -0.5),
             Arg("kv_scale", m.kv_scale, "attention.latent.kv_scale", 1.0),
-        ),
-    )
-
-
-def mlp(m: MLP | None, hidden: int, path: str = "mlp") -> Call | None:
-    """A dense feed-forward block."""
-    if m is None:
-        return None
-    args = [
-        Arg("", hidden, "hidden"),
-        Arg("", m.size, f"{path}.size"),
-        Arg("act", m.activation, f"{path}.activation"),
-    ]
-    if m.gated and m.up_bias == m.down_bias:
-        args.append(Arg("bias", m.up_bias, f"{path}.bias", False))
-    else:
-        args += [
-            Arg("up_bias", m.up_bias, f"{path}.bias", False),
-            Arg("down_bias", m.down_bias, f"{path}.bias", False),
-        ]
-    if not m.gated:
-        return Call("MLP", tuple(args))
-    args.append(Arg("down_norm", head_norm(m.down_norm, f"{path}.down_norm", "full"), f"{path}.down_norm", None))
-    args.append(Arg("clamp", clamp(m.clamp), f"{path}.clamp", None))
-    return Call("GatedMLP", tuple(args))
-
-
-def clamp(c: Clamp | None) -> Call | None:
-    """Limits of a gated activation."""
-    if c is None:
-        return None
-    return Call(
-        "Clamp",
-        (
-            Arg("", c.limit, "moe.clamp"),
-            Arg("alpha", c.alpha, "moe.clamp.alpha", None),
-            Arg("up_shift", c.up_shift, "moe.clamp.up_shift", 0.0),
-        ),
-    )
-
-
-def moe(m: MoE, hidden: int) -> Call:
-    """A mixture of experts with its shared expert."""
-    return Call(
-        "MoE",
-        (
-            Arg("", hidden, "hidden"),
-            Arg("experts", m.experts, "moe.experts"),
-            Arg("top_k", m.top_k, "moe.top_k"),
-            Arg("intermediate_size", m.size, "moe.size"),
-            Arg("act", m.activation, "moe.activation"),
-            Arg("router", router(m.router), "moe.router"),
-            Arg("gated", m.gated, "moe.gated", True),
-            Arg("bias", m.up_bias or m.down_bias, "moe.bias", False),
-            Arg("clamp", clamp(m.clamp), "moe.clamp", None),
-            Arg("shared", mlp(m.shared, hidden, "moe.shared"), "moe.shared", None),
-            Arg("shared_gate", m.shared_gate, "moe.shared_gate", False),
-            Arg("output_scale", m.output_scale, "moe.output_scale", 1.0),
-        ),
-    )
-
-
-def router(r: Router) -> Call:
-    """How experts are chosen."""
-    path = "moe.router"
-    return Call(
-        "RouterConfig",
-        (
-            Arg("score", r.score, f"{path}.score", "softmax"),
-            Arg("normalize", r.normalize, f"{path}.normalize", False),
-            Arg("scale", r.scale, f"{path}.scale", 1.0),
-            Arg("bias", r.bias, f"{path}.bias", False),
-            Arg("correction_bias", r.correction_bias, f"{path}.correction_bias", False),
-            Arg("softcap", r.softcap, f"{path}.softcap", None),
-            Arg("jitter", r.jitter, f"{path}.jitter", None),
-            Arg("groups", r.groups, f"{path}.groups", 1),
-            Arg("top_groups", r.top_groups, f"{path}.top_groups", 1),
-            Arg("group_score", r.group_score, f"{path}.group_score", None),
-            Arg("weight_on", r.weight_on, f"{path}.weight_on", "output"),
         ),
     )
