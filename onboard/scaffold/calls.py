@@ -131,7 +131,8 @@ class Unifier:
         """Fields that decide the value, then those of what stands beside it in the architecture."""
         parent = path.rpartition(".")[0]
         beside = [n for p, names in self.hints.items() if parent and p.startswith(parent + ".") for n in names]
-        return (*self._hints(path), *beside)
+        kinds = [n for p, names in self.hints.items() if p.startswith("layers.") for n in names]
+        return (*self._hints(path), *beside, *kinds)
 
     def _call(self, examples: Sequence[Example], values: Sequence[Call], depth: int) -> Tree:
         names = list(dict.fromkeys(a.name or f"#{k}" for v in values for k, a in enumerate(v.args)))

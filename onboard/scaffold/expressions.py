@@ -100,7 +100,7 @@ class Search:
             found = _first(group, examples, targets)
             if found is not None:
                 return found
-        if constant and (trivial or _well_seen(examples)):
+        if constant and (trivial or targets[0] in (0, 1) or _well_seen(examples)):
             # Fields that nothing ties to the value may hold the same number by chance.
             return literal(targets[0])
         if not trivial:
@@ -266,7 +266,9 @@ def _conditions(names: Sequence[str], examples: Sequence[Example]) -> Iterator[C
     first = examples[0].env
     lists = [n for n in names if isinstance(first.get(n), list | tuple)]
     flags = [n for n in names if any(isinstance(e.env.get(n), bool) for e in examples)]
-    counts = [n for n in names if any(_is_count(e.env.get(n)) for e in examples)]
+    counts = [
+        n for n in names if any(_is_count(e.env.get(n)) for e in examples) and not any(_is_size(n, e) for e in examples)
+    ]
     for name in lists:
         yield from _of_list(name, examples)
     for name in flags:
@@ -306,6 +308,12 @@ def _both(flag: str, part: Candidate) -> Candidate:
 def _escaped(value: str) -> str:
     """A quoted text that can stand in a pattern."""
     return repr(value).replace("{", "{{").replace("}", "}}")
+
+
+def _is_size(name: str, example: Example) -> bool:
+    """Whether a number is beyond all layers, so that it can't say which ones."""
+    value = example.env.get(name)
+    return isinstance(value, int) and not isinstance(value, bool) and value > example.layers
 
 
 def _is_count(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -113,6 +114,8 @@ class Writer:
             fields["rotary"] = {"name": "rotary", "type": kind, "read": self.built.rotary.text}
         pinned = self._pinned(used)
         helpers |= {"refuse_foreign"} | ({"refuse_unless"} if pinned else set())
+        kinds = self._kinds()
+        helpers |= {"refuse_other_kinds"} if kinds else set()
         whole_heads = any(t.name == PARTIAL for t in self.built.refused)
         helpers |= {"refuse_partial_rotary"} if whole_heads else set()
         return {
@@ -121,6 +124,7 @@ class Writer:
             "helpers": sorted(helpers),
             "rotary": self.built.rotary is not None,
             "pinned": pinned,
+            "kinds": kinds,
             "fields": list(fields.values()),
             "local": local,
             "config_class": type(self.built.twins[0].config).__name__,
@@ -176,6 +180,17 @@ class Writer:
             if all(_is_switch(v) for v in values):
                 plain = [list(v) if isinstance(v, tuple) else v for v in dict.fromkeys(values)]
                 found.append((repr(name), repr(tuple(plain))))
+        return found
+
+    def _kinds(self) -> list[str]:
+        """Names of layers and methods that the code tells apart: an unknown one must not pass for any of them."""
+        conditions = " ".join(c for tree in self._trees() for c in tree.conditions)
+        found = []
+        for name in self.built.twins[0].env:
+            if re.search(rf"\bc\.{field_name(name)}(\[i\])? == [\"']", conditions) and "." not in name:
+                values = [getattr(t.config, name, t.env[name]) for t in self.built.twins]
+                each = {x for v in values for x in (v if isinstance(v, list | tuple) else (v,)) if isinstance(x, str)}
+                found.append(", ".join(map(repr, (name, *sorted(each)))))
         return found
 
     # The model class

@@ -40,6 +40,24 @@ def refuse_unless(hf_config: Any, name: str, *allowed: Any) -> None:
         raise UnsupportedError(f"config.{name}", value, expected, "This model's code does not implement it.")
 
 
+def refuse_other_kinds(hf_config: Any, name: str, *known: str) -> None:
+    """Stop when a field names a kind (of a layer, of a method) that the model's code does not tell apart.
+
+    Args:
+        hf_config: the config; a field that it lacks, or that is null, passes.
+        name: a field that holds a name or a list of names.
+        known: the kinds that the code was made for.
+
+    Raises:
+        UnsupportedError: naming the field and the kind.
+    """
+    value = getattr(hf_config, name, None)
+    for each in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(each, str) and each not in known:
+            expected = " or ".join(map(repr, known))
+            raise UnsupportedError(f"config.{name}", each, expected, "This model's code does not implement it.")
+
+
 # What some family computes by these names; a config of another family that has them is not of that family.
 FOREIGN = (
     "attention_multiplier",
