@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-NOT_SETTINGS = ("model_type", "auto_map", "transformers_version", "architectures", "quantization_config", "dtype", "torch_dtype",
-                "_name_or_path", "id2label", "label2id", "problem_type", "output_attentions", "output_hidden_states",
+NOT_SETTINGS = ("model_type", "auto_map", "transformers_version", "architectures", "quantization_config", "dtype",
+                "torch_dtype", "_name_or_path", "id2label", "label2id", "problem_type", "output_attentions", "output_hidden_states",
                 "_output_attentions", "return_dict", "is_encoder_decoder", "chunk_size_feed_forward")  # fmt: skip
 TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SWITCHES = (
@@ -129,6 +129,7 @@ OWN: dict[str, dict[str, Any]] = {
     "bamba": MAMBA2,
     "granitemoehybrid": MAMBA2,
     "mamba2": {"num_heads": 8, "head_dim": 24, "state_size": 16, "n_groups": 1},
+    "deepseek_v4": {"partial_rotary_factor": 0.25},
     "deepseek_v2": {"num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 1,
               "moe_intermediate_size": 48, "first_k_dense_replace": 1},

@@ -171,7 +171,8 @@ def randomize(model: nn.Module, seed: int, strength: float = 1.0) -> None:
     """Give every parameter and learned buffer random values that hide nothing.
 
     Norm weights spread around the value that they start with, matrices keep the size of what passes through them,
-    queries and keys are amplified, some tokens are so small that eps shows (all less so with less ``strength``), biases are not small.
+    biases are not small. Queries and keys are amplified and some tokens are so small that eps shows: less so with
+    less ``strength``.
     """
     generator = torch.Generator().manual_seed(seed)
     seen: set[int] = set()

@@ -199,10 +199,14 @@ def settings(config: Any) -> dict[str, Any]:
 
 
 def plain_settings(value: Any) -> Any:
-    """A nested block of settings without what is not a setting."""
-    if isinstance(value, dict):
-        return {k: v for k, v in value.items() if k not in options.NOT_SETTINGS}
-    return value
+    """A setting as transformers takes it: nested blocks without what is not a setting, infinities as numbers again."""
+    if isinstance(value, list | tuple):
+        return [plain_settings(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"__float__"}:
+        return float(value["__float__"])
+    return {k: plain_settings(v) for k, v in value.items() if k not in options.NOT_SETTINGS}
 
 
 def _heads(

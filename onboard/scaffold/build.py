@@ -74,8 +74,19 @@ def build(twins: Sequence[Twin]) -> Built:
         try:
             return _build(kept, tuple(refused))
         except Unbound:
-            refused.append(kept.pop())
+            refused.append(kept.pop(_odd_one(kept)))
     return _build(kept, tuple(refused)) if refused else base
+
+
+def _odd_one(kept: Sequence[Twin]) -> int:
+    """Which variant keeps the others from being said in one code; the last one when it is not one alone."""
+    for index in range(2, len(kept)):
+        try:
+            _build([*kept[:index], *kept[index + 1 :]], ())
+        except Unbound:
+            continue
+        return index
+    return len(kept) - 1
 
 
 def _build(twins: Sequence[Twin], refused: tuple[Twin, ...], *, tolerant: bool = False) -> Built:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from onboard.facts.api import ModelFacts, read
 from onboard.probe.tiny import Variant, variants
+from onboard.prove.subject import one_way
 from onboard.scaffold import roles
 from onboard.scaffold.build import Built, build
 from onboard.scaffold.calls import Unbound
@@ -16,7 +17,7 @@ from onboard.scaffold.numbers import Hypothesis, hypotheses
 from onboard.scaffold.observe import observe
 from onboard.scaffold.study import Twin, twins
 from onboard.scaffold.table import rows
-from onboard.scaffold.tryout import Tried, leftovers, try_out
+from onboard.scaffold.tryout import Tried, leftovers, refuses, temporary, try_out
 from onboard.scaffold.wiring import Open
 from onboard.scaffold.writer import Writer
 from vllm_neuron.errors import ConfigError, UnsupportedError
@@ -80,9 +81,19 @@ class _Maker:
             writer.add_open(self._unfit(tried))
             return self._with_open(writer)
         writer = self._holding(known, writer)
+        writer.add_open(self._let_through(writer))
         by_numbers = tuple(("found by numbers", h.words) for h in found)
         code = writer.code()
         return replace(code, detected=(*code.detected, *by_numbers))
+
+    def _let_through(self, writer: Writer) -> list[Open]:
+        """Variants that the code does not hold for and that its config does not refuse: each is named as open."""
+        with temporary(writer.code(module=CANDIDATE), CANDIDATE, self.model_type) as package, one_way():
+            return [
+                Open(f"{twin.name} is not computed", type(twin.config).__name__, twin.name)
+                for twin in writer.built.refused
+                if not refuses(package, twin.config)
+            ]
 
     def _holding(self, known: Sequence[Twin], writer: Writer) -> Writer:
         """Code that refuses the variants whose logits it does not give."""
@@ -156,6 +167,7 @@ class _Maker:
             writer.incomplete = bool(unfilled)
         if not writer.incomplete:
             tried = self._try(writer)
+            writer.incomplete = any(check.kind == "config" for check in tried.failed)
             writer.wrapped = tuple(name.removeprefix("layers.*.") for name in tried.blocks if name.count(".") == 2)
         return writer.code()
 

@@ -18,6 +18,7 @@ from onboard.prove.proof import Check, Status
 from onboard.prove.run import prove
 from onboard.prove.subject import one_way
 from onboard.scaffold.code import ModelCode
+from vllm_neuron.errors import NeuronError
 from vllm_neuron.model.loading.plan import make_plan
 from vllm_neuron.model.neuron_config import NeuronConfig
 
@@ -70,6 +71,15 @@ def try_out(
     with temporary(code, module, model_type) as package:
         proof = prove(package, variants[:1], only=checks, seed=SEED)
     return Tried(tuple(c for c in proof.checks if c.status is Status.FAILED))
+
+
+def refuses(package: Package, config: Any) -> bool:
+    """Whether the package's config class names a field that it does not take."""
+    try:
+        package.factory.from_configs(config, NeuronConfig())
+    except NeuronError:
+        return True
+    return False
 
 
 def leftovers(
