@@ -132,6 +132,8 @@ def _new(ported: Path, package: Path, teller: Teller) -> Made:
         teller.line(f"{feature}: {value}")
     for item in made.answers.code.open:
         teller.line(f"open: {item.feature} ({item.hf_class})")
+    for warning in made.warnings:
+        teller.line(f"note: {warning}")
     models = [name for name in made.files if name.endswith("model.py")]
     lines = sum(len((package / name).read_text(encoding="utf-8").splitlines()) for name in models)
     teller.line(f"written: {package} ({len(made.files)} files; {', '.join(models)} has {lines} lines)")
