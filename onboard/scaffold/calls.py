@@ -136,10 +136,13 @@ class Unifier:
 
     def _call(self, examples: Sequence[Example], values: Sequence[Call], depth: int) -> Tree:
         names = list(dict.fromkeys(a.name or f"#{k}" for v in values for k, a in enumerate(v.args)))
-        parts, fields, blocks, conditions = [], [], [values[0].block], []
+        parts: list[str] = []
+        fields: list[str] = []
+        blocks = [values[0].block]
+        conditions: list[str] = []
         for name in names:
-            args = [_get(v, name) for v in values]
-            if any(a is None for a in args):
+            args = [a for a in (_get(v, name) for v in values) if a is not None]
+            if len(args) < len(values):
                 raise Unbound(f"{values[0].block}.{name}", args)
             if all(a.default is not REQUIRED and _equal(a.value, a.default) for a in args):
                 continue

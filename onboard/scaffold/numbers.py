@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from onboard.arch.blocks import MLP, Attention, Layer, LayerNorms, MoE, Norm
+from onboard.arch.blocks import Attention, Layer, LayerNorms, MoE
 from onboard.arch.spec import ArchSpec
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
@@ -89,41 +90,36 @@ def _attention() -> Iterator[Hypothesis]:
     yield option("softcap", None)
     yield option("window", None)
     for place in ("before_rope", "after_rope"):
-        yield Hypothesis(
-            f"attention.qk_norm.place is {place}",
-            _each_attention(
-                lambda a, p=place: a if a.qk_norm is None else replace(a, qk_norm=replace(a.qk_norm, place=p))
-            ),
-        )
-    for plus_one in (True, False):
-        yield Hypothesis(
-            f"attention.qk_norm.plus_one is {plus_one}",
-            _each_attention(
-                lambda a, on=plus_one: (
-                    a
-                    if a.qk_norm is None
-                    else replace(a, qk_norm=replace(a.qk_norm, norm=replace(a.qk_norm.norm, plus_one=on)))
-                )
-            ),
-        )
+        yield Hypothesis(f"attention.qk_norm.place is {place}", _head_norm(place=place))
+    for on in (True, False):
+        yield Hypothesis(f"attention.qk_norm.plus_one is {on}", _head_norm(plus_one=on))
     yield option("sinks", False)
+
+
+def _head_norm(*, place: str | None = None, plus_one: bool | None = None) -> Callable[[ArchSpec], ArchSpec]:
+    """The norm of queries and keys, where there is one, with another place or kind of weight."""
+
+    def change(a: Attention) -> Attention:
+        if a.qk_norm is None:
+            return a
+        norm = a.qk_norm.norm if plus_one is None else replace(a.qk_norm.norm, plus_one=plus_one)
+        return replace(a, qk_norm=replace(a.qk_norm, norm=norm, place=place or a.qk_norm.place))
+
+    return _each_attention(change)
 
 
 def _mlp() -> Iterator[Hypothesis]:
     for name in ACTIVATIONS:
-
-        def dense(one: Layer, act: str = name) -> Layer:
-            return one if one.mlp is None else replace(one, mlp=_acting(one.mlp, act))
-
-        def experts(one: Layer, act: str = name) -> Layer:
-            return one if one.moe is None else replace(one, moe=replace(one.moe, activation=act))
-
-        yield Hypothesis(f"mlp.activation is {name}", lambda spec, f=dense: each_layer(spec, f))
-        yield Hypothesis(f"moe.activation is {name}", lambda spec, f=experts: each_layer(spec, f))
+        yield Hypothesis(f"mlp.activation is {name}", partial(each_layer, change=partial(_dense_acting, name)))
+        yield Hypothesis(f"moe.activation is {name}", partial(each_layer, change=partial(_experts_acting, name)))
 
 
-def _acting(mlp: MLP, act: str) -> MLP:
-    return replace(mlp, activation=act)
+def _dense_acting(act: str, one: Layer) -> Layer:
+    return one if one.mlp is None else replace(one, mlp=replace(one.mlp, activation=act))
+
+
+def _experts_acting(act: str, one: Layer) -> Layer:
+    return one if one.moe is None else replace(one, moe=replace(one.moe, activation=act))
 
 
 def _moe() -> Iterator[Hypothesis]:
@@ -144,23 +140,22 @@ def _moe() -> Iterator[Hypothesis]:
 
 
 def _norms() -> Iterator[Hypothesis]:
-    def all_norms(spec: ArchSpec, change: Callable[[Norm], Norm]) -> ArchSpec:
-        def places(norms: LayerNorms) -> LayerNorms:
-            return replace(norms, **{k: change(v) for k, v in vars(norms).items() if v is not None})
-
-        changed = each_layer(spec, lambda one: replace(one, norms=places(one.norms)))
-        final = None if spec.final_norm is None else change(spec.final_norm)
-        return replace(changed, final_norm=final)
-
     for flag in (True, False):
-        yield Hypothesis(
-            f"norms.plus_one is {flag}",
-            lambda spec, on=flag: all_norms(spec, lambda n: replace(n, plus_one=on)),
-        )
+        yield Hypothesis(f"norms.plus_one is {flag}", partial(_with_norms, plus_one=flag))
     for kind in ("rms", "layernorm"):
-        yield Hypothesis(f"norms.kind is {kind}", lambda spec, k=kind: all_norms(spec, lambda n: replace(n, kind=k)))
+        yield Hypothesis(f"norms.kind is {kind}", partial(_with_norms, kind=kind))
     for eps in EPSILONS:
-        yield Hypothesis(f"norms.eps is {eps:g}", lambda spec, e=eps: all_norms(spec, lambda n: replace(n, eps=e)))
+        yield Hypothesis(f"norms.eps is {eps:g}", partial(_with_norms, eps=eps))
+
+
+def _with_norms(spec: ArchSpec, **values: Any) -> ArchSpec:
+    """The spec with options of all its norms outside the attention changed."""
+
+    def places(norms: LayerNorms) -> LayerNorms:
+        return replace(norms, **{k: replace(v, **values) for k, v in vars(norms).items() if v is not None})
+
+    changed = each_layer(spec, lambda one: replace(one, norms=places(one.norms)))
+    return replace(changed, final_norm=None if spec.final_norm is None else replace(spec.final_norm, **values))
 
 
 def _embedding(value: float) -> Hypothesis:

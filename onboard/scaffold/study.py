@@ -100,7 +100,7 @@ def config_of(facts: ModelFacts) -> Any:
         )
     fields = {k: plain_settings(v) for k, v in facts.text.items() if k not in NOT_SETTINGS}
     try:
-        return AutoConfig.for_model(facts.model_type, **fields)
+        return AutoConfig.for_model(str(facts.model_type), **fields)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         message = f"{type(error).__name__}: {error}"
         raise ConfigError("config", message[:300], "a config that transformers accepts", "Correct it.") from error

@@ -55,7 +55,8 @@ def wire(spec: ArchSpec, layer_types: tuple[str, ...] = ()) -> Wiring:
     shapes = {shape(kind) for kind in spec.kinds}
     if len(shapes) > 1:
         missing.append(Open(f"layers joined in different ways ({', '.join(sorted(shapes))})"))
-    layers, positions = [], {}
+    layers: list[dict[str, Any]] = []
+    positions: dict[str, tuple[Positions, int]] = {}
     for index, layer in enumerate(spec):
         key = layer_types[index] if layer_types else ""
         layers.append(_layer(spec, layer, index, key))
