@@ -158,7 +158,7 @@ def _trees(
     gaps: _Gaps,
 ) -> dict[str, Tree]:
     """The blocks that exist in any example."""
-    trees = {}
+    trees: dict[str, Tree] = {}
     for name in names:
         values = [one[name] for one in blocks]
         if any(v is not None for v in values):
