@@ -51,6 +51,8 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 TOP_K = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_top_k", "moe_topk", "moe_k")
 GROUPS = {"n_group": 4, "num_expert_group": 4, "topk_group": 2}
 THRESHOLDS = ("first_k_dense_replace", "num_dense_layers", "num_kv_shared_layers", "moe_layer_start_index")
+# Lists of the layers that have something.
+INDICES = ("moe_layers", "mlp_only_layers")
 PERIODS = ("sliding_window_pattern", "no_rope_layer_interval", "global_attn_every_n_layers", "decoder_sparse_step")
 MULTIPLIERS = {
     "embedding_multiplier": 1.7,
@@ -268,8 +270,10 @@ def _kind(columns: Sequence[Sequence[Any]], index: int) -> tuple[str, ...]:
 
 
 def _lists(values: Mapping[str, Any], count: int) -> Iterator[Sequence[Any]]:
-    for value in values.values():
-        if isinstance(value, list | tuple) and len(value) == count and count > 1:
+    for name, value in values.items():
+        if name in INDICES and isinstance(value, list | tuple):
+            yield [k in value for k in range(count)]
+        elif isinstance(value, list | tuple) and len(value) == count and count > 1:
             yield value
 
 
@@ -277,7 +281,9 @@ def _per_layer(full: Any, values: Mapping[str, Any], own: Mapping[str, str], lay
     count = full.num_hidden_layers if hasattr(full, "num_hidden_layers") else None
     found: dict[str, Any] = {own.get("num_hidden_layers", "num_hidden_layers"): len(layers)}
     for name, value in values.items():
-        if isinstance(value, list | tuple) and len(value) == count and count and count > 1:
+        if name in INDICES and isinstance(value, list | tuple):
+            found[name] = [k for k, i in enumerate(layers) if i in value]
+        elif isinstance(value, list | tuple) and len(value) == count and count and count > 1:
             found[name] = [value[i] for i in layers]
     for name in THRESHOLDS:
         if isinstance(values.get(name), int) and values[name]:
