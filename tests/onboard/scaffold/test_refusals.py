@@ -23,7 +23,6 @@ from onboard.scaffold.tryout import temporary
 from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.model.neuron_config import NeuronConfig
 
-
 MODULE = "refusing_model"
 
 
