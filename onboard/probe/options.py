@@ -6,9 +6,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-NOT_SETTINGS = ("model_type", "auto_map", "transformers_version", "architectures", "quantization_config", "dtype",
-                "torch_dtype", "_name_or_path", "id2label", "label2id", "problem_type", "output_attentions", "output_hidden_states",
-                "_output_attentions", "return_dict", "is_encoder_decoder", "chunk_size_feed_forward")  # fmt: skip
+NOT_SETTINGS = (
+    "model_type",
+    "auto_map",
+    "transformers_version",
+    "architectures",
+    "quantization_config",
+    "dtype",
+    "torch_dtype",
+    "_name_or_path",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "output_attentions",
+    "output_hidden_states",
+    "_output_attentions",
+    "return_dict",
+    "is_encoder_decoder",
+    "chunk_size_feed_forward",
+)
 TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SWITCHES = (
     "attention_bias",

@@ -49,6 +49,7 @@ class Reference:
         self.model.eval().requires_grad_(False)
         self._settle(seed)
         self._origin: dict[str, tuple[str, ...]] | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
 
     def _settle(self, seed: int) -> None:
         """Random weights whose rounding errors don't grow: what amplifies is weakened until it is so, as far as it
@@ -112,10 +113,25 @@ class Reference:
     def origin(self) -> Mapping[str, tuple[str, ...]]:
         """Key of the saved checkpoint -> the module's own names for the parameters that it holds, found by value."""
         if self._origin is None:
-            with tempfile.TemporaryDirectory() as folder:
-                self.save(Path(folder))
-                self._origin = origins(self.model, Path(folder))
+            self._look()
+        assert self._origin is not None
         return self._origin
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Key of the saved checkpoint -> the tensor's shape."""
+        if self._origin is None:
+            self._look()
+        return self._shapes
+
+    def _look(self) -> None:
+        from safetensors.torch import load_file
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(Path(folder))
+            saved = {k: v for path in sorted(Path(folder).glob("*.safetensors")) for k, v in load_file(path).items()}
+        self._origin = origins(self.model, saved)
+        self._shapes = {key: tuple(value.shape) for key, value in saved.items()}
 
 
 def build(config: Any) -> Any:
@@ -221,37 +237,63 @@ def _gain(name: str, strength: float) -> float:
     return max(1.0, GATE_GAIN * strength) if "gate_proj" in name else 1.0
 
 
-def origins(model: nn.Module, folder: Path) -> dict[str, tuple[str, ...]]:
+class References:
+    """The references of configs, each made once.
+
+    Args:
+        seed: of the weights of all of them.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._made: dict[int, tuple[Any, Reference]] = {}
+
+    def __call__(self, config: Any, seed: int | None = None) -> Reference:
+        """The reference of this very config object; its seed is always the same."""
+        if id(config) not in self._made:
+            self._made[id(config)] = (config, Reference(config, self.seed))
+        return self._made[id(config)][1]
+
+
+def origins(model: nn.Module, saved: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
     """Match saved tensors with parameters by value: the same one, a slice of a stack, or several side by side."""
-    from safetensors.torch import load_file
-
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    sums: dict[tuple[int, ...], list[tuple[str, Tensor]]] = {}
+    by_shape: dict[tuple[int, ...], list[tuple[str, Tensor]]] = {}
     for name, value in own.items():
-        sums.setdefault(tuple(sorted(value.shape)), []).append((name, value))
-    saved = {k: v for path in sorted(folder.glob("*.safetensors")) for k, v in load_file(path).items()}
-    return {key: _origin(value, sums, own) for key, value in saved.items()}
+        by_shape.setdefault(tuple(sorted(value.shape)), []).append((name, value))
+    index = _Index(own)
+    return {key: _same(value, by_shape) or index.holders(value) for key, value in saved.items()}
 
 
-def _origin(
-    value: Tensor, by_shape: Mapping[tuple[int, ...], list[tuple[str, Tensor]]], own: Mapping[str, Tensor]
-) -> tuple[str, ...]:
+def _same(value: Tensor, by_shape: Mapping[tuple[int, ...], list[tuple[str, Tensor]]]) -> tuple[str, ...]:
+    """The parameter that is the tensor, or its transpose."""
     for name, other in by_shape.get(tuple(sorted(value.shape)), ()):
         if value.shape == other.shape and torch.equal(value, other.to(value.dtype)):
             return (name,)
         if value.dim() == 2 and value.t().shape == other.shape and torch.equal(value.t(), other.to(value.dtype)):
             return (name,)
-    if value.dim() == 0 or not value.is_floating_point():
-        return ()
-    probe = value.flatten()[0]
-    found = [
-        name
-        for name, other in own.items()
-        if other.is_floating_point() and other.numel() != value.numel() and bool((other == probe).any())
-    ]
-    if not found and value.dim() >= 2:
-        return ()
-    return tuple(found)
+    return ()
+
+
+class _Index:
+    """Every number of some tensors, sorted, with the tensor that it is in."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        floats = [(name, value.detach().flatten().float()) for name, value in tensors.items() if value.numel() > 1]
+        floats = [(name, value) for name, value in floats if tensors[name].is_floating_point()]
+        self.names = [name for name, _ in floats]
+        owners = torch.cat([torch.full((len(value),), k) for k, (_, value) in enumerate(floats)])
+        self.numbers, order = torch.cat([value for _, value in floats]).sort()
+        self.owners = owners[order]
+
+    def holders(self, value: Tensor) -> tuple[str, ...]:
+        """The tensors that the first number of ``value`` is in."""
+        if value.dim() == 0 or not value.is_floating_point():
+            return ()
+        probe = value.flatten()[0].float()
+        first = int(torch.searchsorted(self.numbers, probe))
+        last = int(torch.searchsorted(self.numbers, probe, right=True))
+        return tuple(dict.fromkeys(self.names[int(k)] for k in self.owners[first:last]))
 
 
 @contextlib.contextmanager

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import inspect
 import re
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onboard.facts.families.storage import interleaved_experts
+from onboard.probe.reference import References
 from onboard.scaffold import roles
 from onboard.scaffold.build import NORMS, Built
 from onboard.scaffold.calls import Call
@@ -52,10 +52,8 @@ class Observed:
         return f"{'/'.join(parts)}:{inspect.getsourcelines(found)[1]}"
 
 
-def observe(built: Built) -> Observed:
+def observe(built: Built, references: References) -> Observed:
     """Build and save the tiny twins that the code holds for, and look at them."""
-    from onboard.probe.reference import Reference
-
     shapes: dict[str, tuple[int, ...]] = {}
     norms: dict[str, str] = {}
     transposed: set[str] = set()
@@ -64,9 +62,9 @@ def observe(built: Built) -> Observed:
     idle: set[str] = set()
     each: list[tuple[Stored, ...]] = []
     for twin, wiring in zip(built.twins[1:], built.wirings[1:], strict=True):
-        reference = Reference(twin.config)
+        reference = references(twin.config)
         module = inspect.getmodule(type(reference.model))
-        saved = _saved(reference)
+        saved = dict(reference.shapes)
         executed = _executed(reference)
         idle |= _idle(saved, reference, executed)
         saved = {key: shape for key, shape in saved.items() if not _under(key, idle)}
@@ -94,18 +92,6 @@ def observe(built: Built) -> Observed:
 
 def _first(names: Any) -> str:
     return names if isinstance(names, str) else next(iter(names))
-
-
-def _saved(reference: Any) -> dict[str, tuple[int, ...]]:
-    from safetensors import safe_open
-
-    found: dict[str, tuple[int, ...]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        reference.save(Path(folder))
-        for path in sorted(Path(folder).glob("*.safetensors")):
-            with safe_open(path, "pt") as tensors:
-                found |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
-    return found
 
 
 def _under(key: str, prefixes: Collection[str]) -> bool:

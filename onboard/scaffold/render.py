@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from onboard.facts.api import ModelFacts, read
+from onboard.probe.reference import References
 from onboard.probe.tiny import Variant, variants
 from onboard.prove.subject import one_way
 from onboard.scaffold import roles
@@ -17,7 +18,7 @@ from onboard.scaffold.numbers import Hypothesis, hypotheses
 from onboard.scaffold.observe import observe
 from onboard.scaffold.study import Twin, twins
 from onboard.scaffold.table import rows
-from onboard.scaffold.tryout import Tried, leftovers, refuses, temporary, try_out
+from onboard.scaffold.tryout import SEED, Tried, leftovers, refuses, temporary, try_out
 from onboard.scaffold.wiring import Open
 from onboard.scaffold.writer import Writer
 from vllm_neuron.errors import ConfigError, UnsupportedError
@@ -63,6 +64,7 @@ class _Maker:
     def __init__(self, facts: ModelFacts, made: Sequence[Variant], stem: str, module: str, architecture: str) -> None:
         self.facts, self.made, self.stem, self.module, self.architecture = facts, made, stem, module, architecture
         self.model_type = facts.model_type or ""
+        self.references = References(SEED)
 
     def settled(self, known: Sequence[Twin]) -> ModelCode:
         """The code after the facts were confirmed, mended, or named as open."""
@@ -102,14 +104,14 @@ class _Maker:
         wrong = {
             v.name
             for v in self.made
-            if v.name in names and try_out(code, CANDIDATE, self.model_type, [v], ("whole",)).failed
+            if v.name in names and try_out(code, CANDIDATE, self.model_type, [v], self.references, ("whole",)).failed
         }
         return self._writer(known, refused=wrong) if wrong else writer
 
     def _writer(self, known: Sequence[Twin], refused: Collection[str] = ()) -> Writer:
         built: Built = build([t for t in known if t.name not in refused])
         built = replace(built, refused=(*built.refused, *(t for t in known if t.name in refused)))
-        observed = observe(built)
+        observed = observe(built, self.references)
         plain = set(rows(observed.each[0], observed.layout).unknown)
         odd = [
             twin
@@ -120,11 +122,13 @@ class _Maker:
             # Variants with tensors that no part takes are refused, as those that no expression says.
             kept = build([t for t in built.twins if t not in odd])
             built = replace(kept, refused=(*built.refused, *kept.refused, *odd))
-            observed = observe(built)
+            observed = observe(built, self.references)
         return Writer(self.facts, built, observed, self.stem, self.module, self.architecture)
 
     def _try(self, writer: Writer) -> Tried:
-        return try_out(writer.code(raising=False, module=CANDIDATE), CANDIDATE, self.model_type, self.made)
+        return try_out(
+            writer.code(raising=False, module=CANDIDATE), CANDIDATE, self.model_type, self.made, self.references
+        )
 
     def _mended(self, known: Sequence[Twin], tried: Tried) -> tuple[Hypothesis, Sequence[Twin], Writer, Tried] | None:
         """The first other value of an option that makes a failing block fit."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onboard.probe.reference import References
 from onboard.probe.tiny import Variant
 from onboard.prove.package import FACTS, Package
 from onboard.prove.proof import Check, Status
@@ -65,11 +66,16 @@ def temporary(code: ModelCode, module: str, model_type: str) -> Iterator[Package
 
 
 def try_out(
-    code: ModelCode, module: str, model_type: str, variants: Sequence[Variant], checks: Sequence[str] = CHECKS
+    code: ModelCode,
+    module: str,
+    model_type: str,
+    variants: Sequence[Variant],
+    references: References,
+    checks: Sequence[str] = CHECKS,
 ) -> Tried:
     """Prove the blocks of rendered code on its first variant, with weights that no later proof uses."""
     with temporary(code, module, model_type) as package:
-        proof = prove(package, variants[:1], only=checks, seed=SEED)
+        proof = prove(package, variants[:1], only=checks, seed=SEED, reference=references)
     return Tried(tuple(c for c in proof.checks if c.status is Status.FAILED))
 
 
