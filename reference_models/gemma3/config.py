@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_neuron.model.hf_config import head_size, refuse_foreign, refuse_unless, require, rope_parameters
+from vllm_neuron.model.hf_config import (
+    head_size,
+    refuse_foreign,
+    refuse_other_kinds,
+    refuse_unless,
+    require,
+    rope_parameters,
+)
 from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.nn import RotaryConfig
 
@@ -48,6 +55,7 @@ class Gemma3Config:
         refuse_foreign(hf_config, "final_logit_softcapping")
         for name, allowed in PINNED.items():
             refuse_unless(hf_config, name, *allowed)
+        refuse_other_kinds(hf_config, "layer_types", "full_attention", "sliding_attention")
         head_dim = head_size(hf_config)
         layer_types = tuple(require(hf_config, "layer_types"))
         max_position_embeddings = require(hf_config, "max_position_embeddings")

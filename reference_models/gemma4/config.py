@@ -8,6 +8,7 @@ from typing import Any
 from vllm_neuron.model.hf_config import (
     per_layer,
     refuse_foreign,
+    refuse_other_kinds,
     refuse_unless,
     require,
     rope_parameters,
@@ -62,6 +63,7 @@ class Gemma4Config:
         refuse_foreign(hf_config, "final_logit_softcapping")
         for name, allowed in PINNED.items():
             refuse_unless(hf_config, name, *allowed)
+        refuse_other_kinds(hf_config, "layer_types", "full_attention", "sliding_attention")
         head_dim = per_layer(hf_config, "head_dim")
         layer_types = tuple(require(hf_config, "layer_types"))
         max_position_embeddings = require(hf_config, "max_position_embeddings")
