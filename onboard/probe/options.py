@@ -161,6 +161,12 @@ OWN: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {
         "full_attention": None,
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}}},
+    "phi4_multimodal": {
+        "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+                          "image_size": 28, "crop_size": 28},
+        "audio_config": {"hidden_size": 32, "intermediate_size": 48, "num_blocks": 1, "num_attention_heads": 2,
+                         "ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32, "nemo_conv_channels": 32},
+    },
     "xlstm": {"embedding_dim": 96, "num_heads": 4},
     "dbrx": {
         "num_key_value_heads": 2,
