@@ -13,7 +13,8 @@ def forward(built: Built, own: str, step: str) -> list[str]:
 
     def block(name: str, x: str) -> str:
         inner = f"{own}{name}_norm({x})" if f"{name}_norm" in have else x
-        text = f"{own}{name}({inner}{after if name == 'attn' else ''})"
+        more = after if name == "attn" else (f", {x}" if "MoEBesideMLP" in have[name].blocks else "")
+        text = f"{own}{name}({inner}{more})"
         if f"post_{name}_norm" in have and built.wiring.shape != "after":
             text = f"{own}post_{name}_norm({text})"
         return scale + text

@@ -83,6 +83,8 @@ def observe(built: Built, references: References) -> Observed:
         transposed=frozenset(transposed),
         latent=bool(attention and attention.latent),
         interleaved_experts=interleaved_experts(built.twins[0].config.model_type),
+        gated_mlp=all(k.mlp.gated for k in built.twins[0].spec.kinds if k.mlp),
+        beside=any(k.mlp and k.moe for k in built.twins[0].spec.kinds),
         gated_experts=all(k.moe.gated for k in built.twins[0].spec.kinds if k.moe),
         query_gate=bool(attention and attention.output_gate and attention.gate_from == "query"),
         hidden=built.twins[1].spec.hidden,
@@ -143,12 +145,22 @@ def _layer_norms(
     for index, tails in layers.items():
         if index >= len(wiring.layers):
             continue
-        ours = [n for n in NORMS if _has_weight(wiring.layers[index].get(n))]
+        ours = _norms_of(wiring.layers[index])
         ordered = roles.order(tails.values(), executed)
         names = sorted(tails, key=lambda t: ordered.index(tails[t]))
         if len(names) == len(ours):
             norms |= dict(zip(names, ours, strict=True))
     return norms
+
+
+def _norms_of(layer: Mapping[str, Any]) -> list[str]:
+    """Our norms with a weight in the order in which they run."""
+    names = [n for n in NORMS if _has_weight(layer.get(n))]
+    block = layer.get("mlp")
+    if isinstance(block, Call) and block.block == "MoEBesideMLP":
+        at = names.index("mlp_norm") + 1
+        names[at:at] = [f"mlp.{n}" for n in ("post_dense_norm", "pre_moe_norm", "post_moe_norm")]
+    return names
 
 
 def _has_weight(call: Any) -> bool:

@@ -50,7 +50,9 @@ PER_LAYER = {
     "layer_input.norm": r"post_per_layer_input_norm",
 }
 ROUTER = {
-    "router": r"gate|router|router\.layer|router\.classifier|router\.gate|gate\.wg|block_sparse_moe\.gate",
+    "router.input_scale": r"router\.scale",
+    "router.expert_scale": r"router\.per_expert_scale",
+    "router": r"gate|router|router\.proj|router\.layer|router\.classifier|router\.gate|gate\.wg|block_sparse_moe\.gate",
     "router.correction_bias": r"(?:.*\.)?(e_score_correction_bias|expert_bias)",
     "shared_gate": r"shared_expert_gate",
 }

@@ -39,6 +39,8 @@ class Layout:
         transposed: patterns whose matrix is stored [in, out].
         interleaved_experts: the experts' gate and up rows are stored in turn.
         gated_experts: the experts have a gate.
+        gated_mlp: dense MLPs have a gate.
+        beside: experts stand beside a dense MLP.
         latent: attention is latent (MLA).
         query_gate: the output gate's rows are in the query projection.
         hidden: H of the checkpoint that the shapes are from.
@@ -50,6 +52,8 @@ class Layout:
     transposed: frozenset[str] = frozenset()
     interleaved_experts: bool = False
     gated_experts: bool = True
+    gated_mlp: bool = True
+    beside: bool = False
     latent: bool = False
     query_gate: bool = False
     hidden: int = 0
@@ -153,6 +157,7 @@ def _mlp(out: Rows, members: Sequence[Stored], layout: Layout) -> None:
     dense: dict[str, Stored] = {}
     shared: dict[str, Stored] = {}
     experts: dict[str, Stored] = {}
+    sparse = "mlp.moe." if layout.beside else "mlp."
     for one in members:
         tail = roles.split(one.pattern)[1]
         inside, of_all = roles.EXPERTS.fullmatch(tail), roles.SHARED.fullmatch(tail)
@@ -160,23 +165,23 @@ def _mlp(out: Rows, members: Sequence[Stored], layout: Layout) -> None:
         if of_all is not None:
             part = roles.matching(roles.MLP, of_all.group(2))
             _keep(out, shared, part, one)
-        elif router in ("router.correction_bias", "shared_gate"):
-            out.add("Map", f"{LAYER}mlp.{router}", one.pattern)
+        elif router not in (None, "router"):
+            out.add("Map", f"{LAYER}{sparse}{router}", one.pattern)
         elif inside is not None:
             _keep(out, experts, _expert_part(inside.group(2)), one)
         elif len(one.shape) == 3:
             _keep(out, experts, roles.matching(roles.MLP, tail), one)
         elif router is not None:
-            out.add("Map", LAYER + "mlp.router", one.pattern)
+            out.add("Map", f"{LAYER}{sparse}router", one.pattern)
         elif (part := roles.matching(roles.PER_LAYER, tail, whole=True)) is not None:
             out.add("Map", LAYER + part, one.pattern)
         elif tail == "layer_scalar":
             out.add("Map", LAYER + "scalar", one.pattern)
         else:
             _keep(out, dense, roles.matching(roles.MLP, tail), one)
-    _feed_forward(out, dense, "mlp.", layout)
-    _feed_forward(out, shared, "mlp.shared.", layout)
-    _experts(out, experts, layout)
+    _feed_forward(out, dense, "mlp.mlp." if layout.beside else "mlp.", layout)
+    _feed_forward(out, shared, f"{sparse}shared.", layout)
+    _experts(out, experts, layout, sparse)
 
 
 def _keep(out: Rows, found: dict[str, Stored], part: str | None, one: Stored) -> None:
@@ -193,24 +198,27 @@ def _expert_part(tail: str) -> str | None:
 
 
 def _feed_forward(out: Rows, found: dict[str, Stored], ours: str, layout: Layout) -> None:
+    if layout.gated_mlp and "up" in found and not {"gate", "gate_up"} & found.keys():
+        # One matrix under the name of a plain MLP's.
+        found["gate_up"] = found.pop("up")
     if "gate" in found and "up" in found:
         out.add("Fuse", f"{LAYER}{ours}gate_up", braces([found.pop(p).pattern for p in ("gate", "up")]))
     for part, one in found.items():
         out.add("Map", f"{LAYER}{ours}{part}", one.pattern, transpose=one.pattern in layout.transposed)
 
 
-def _experts(out: Rows, found: dict[str, Stored], layout: Layout) -> None:
+def _experts(out: Rows, found: dict[str, Stored], layout: Layout, sparse: str) -> None:
     if layout.gated_experts and "up" in found and "gate" not in found:
         found = {("gate_up" if part == "up" else part): one for part, one in found.items()}
     if "gate" in found and "up" in found:
         one, two = found.pop("gate"), found.pop("up")
         key = braces([one.pattern, two.pattern])
         if "{e}" in key:
-            out.add("StackExperts", LAYER + "mlp.experts.gate_up", key)
+            out.add("StackExperts", f"{LAYER}{sparse}experts.gate_up", key)
         else:
-            out.add("Fuse", LAYER + _leaf("mlp.experts.gate_up", one), key)
+            out.add("Fuse", LAYER + _leaf(f"{sparse}experts.gate_up", one), key)
     for part, one in found.items():
-        ours = LAYER + _leaf("mlp.experts." + part.removesuffix("_bias"), one)
+        ours = LAYER + _leaf(f"{sparse}experts.{part.removesuffix('_bias')}", one)
         if "{e}" in one.pattern:
             out.add("StackExperts", ours, one.pattern)
         else:

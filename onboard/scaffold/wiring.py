@@ -11,7 +11,7 @@ from typing import Any
 from onboard.arch.blocks import Attention, Layer, Positions, QKNorm
 from onboard.arch.spec import ArchSpec
 from onboard.scaffold.calls import Arg, Call, Index, Rotating
-from onboard.scaffold.wiring_mlp import mlp, moe
+from onboard.scaffold.wiring_mlp import beside, mlp, moe
 from onboard.scaffold.wiring_norm import head_norm, norm
 
 
@@ -116,11 +116,10 @@ def _open_moe(layer: Layer) -> list[Open]:
     moe = layer.moe
     assert moe is not None
     wrong = {
-        "moe_beside_dense_mlp": layer.mlp is not None,
+        "moe_beside_dense_mlp": layer.mlp is not None and layer.norms.post_dense is None,
         "latent_experts": moe.latent_size is not None,
         "hash_routing": moe.router.hash,
-        "router_input_norm": moe.router.input_norm is not None or moe.router.input_scale,
-        "router_expert_scale": moe.router.expert_scale,
+        "router_input_norm": moe.router.input_norm is not None and moe.router.input_norm.weight,
     }
     return [Open(name) for name, is_so in wrong.items() if is_so]
 
@@ -206,7 +205,10 @@ def _layer(spec: ArchSpec, layer: Layer, index: int, key: str) -> dict[str, Any]
     blocks["attn"] = None if layer.attention is None else attention(layer.attention, hidden, key)
     blocks["post_attn_norm"] = norm(n.post_mixer, hidden, "hidden", "norms")
     blocks["mlp_norm"] = norm(n.pre_mlp, hidden, "hidden", "norms")
-    blocks["mlp"] = moe(layer.moe, hidden) if layer.moe is not None else mlp(layer.mlp, hidden)
+    if layer.moe is not None and layer.mlp is not None:
+        blocks["mlp"] = beside(layer.mlp, layer.moe, n, hidden)
+    else:
+        blocks["mlp"] = moe(layer.moe, hidden) if layer.moe is not None else mlp(layer.mlp, hidden)
     blocks["post_mlp_norm"] = norm(n.post_mlp, hidden, "hidden", "norms")
     blocks["layer_input"] = _layer_input(spec, layer)
     blocks["residual_scale"] = layer.residual_scale

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from onboard.arch.blocks import MLP, Clamp, MoE, Router
+from onboard.arch.blocks import MLP, Clamp, LayerNorms, MoE, Norm, Router
 from onboard.scaffold.calls import Arg, Call
-from onboard.scaffold.wiring_norm import head_norm
+from onboard.scaffold.wiring_norm import head_norm, norm
 
 
 def mlp(m: MLP | None, hidden: int, path: str = "mlp") -> Call | None:
@@ -65,6 +65,24 @@ def moe(m: MoE, hidden: int) -> Call:
     )
 
 
+def beside(dense: MLP, experts: MoE, norms: LayerNorms, hidden: int) -> Call:
+    """Experts beside a dense MLP, each half with norms of its own."""
+
+    def own(n: Norm | None) -> Call | None:
+        return norm(n, hidden, "hidden", "norms")
+
+    return Call(
+        "MoEBesideMLP",
+        (
+            Arg("", mlp(dense, hidden)),
+            Arg("", moe(experts, hidden)),
+            Arg("post_dense_norm", own(norms.post_dense)),
+            Arg("pre_moe_norm", own(norms.pre_moe)),
+            Arg("post_moe_norm", own(norms.post_moe)),
+        ),
+    )
+
+
 def router(r: Router) -> Call:
     """How experts are chosen."""
     path = "moe.router"
@@ -82,5 +100,8 @@ def router(r: Router) -> Call:
             Arg("top_groups", r.top_groups, f"{path}.top_groups", 1),
             Arg("group_score", r.group_score, f"{path}.group_score", None),
             Arg("weight_on", r.weight_on, f"{path}.weight_on", "output"),
+            Arg("input_norm_eps", r.input_norm.eps if r.input_norm else None, "norms.eps", None),
+            Arg("input_scale", r.input_scale, f"{path}.input_scale", False),
+            Arg("expert_scale", r.expert_scale, f"{path}.expert_scale", False),
         ),
     )
