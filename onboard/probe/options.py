@@ -63,6 +63,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32,
     },
+    "dynamic": {"factor": 4.0},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0, "beta_slow": 1.0},
 }
 
@@ -96,8 +97,17 @@ def optional(base: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     if flat and block.get("partial_rotary_factor") is None and "partial_rotary_factor" not in values:
         yield "partial_rotary", {"rope_parameters": {**block, "partial_rotary_factor": 0.5}}
     if flat and block.get("rope_type") == "default":
-        for kind, more in SCALINGS.items():
+        for kind, more in (*SCALINGS.items(), ("longrope", _longrope(values, block))):
             yield f"rope_{kind}", {"rope_parameters": {**block, **more, "rope_type": kind}}
+
+
+def _longrope(values: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:
+    size = values.get("qk_rope_head_dim") or values.get("head_dim")
+    if not isinstance(size, int):
+        size = values.get("hidden_size", 96) // 4
+    half = int(size * (block.get("partial_rotary_factor") or 1.0)) // 2
+    short, long = ([start + 0.11 * k for k in range(half)] for start in (1.05, 1.4))
+    return {"short_factor": short, "long_factor": long, "original_max_position_embeddings": 32}
 
 
 def rotary(full: Any, values: Mapping[str, Any], head: int | None) -> dict[str, Any]:
@@ -136,10 +146,14 @@ def _block(block: Mapping[str, Any], size: int) -> dict[str, Any]:
 
 
 def own(model_type: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of families with keys of their own."""
-    return OWN.get(model_type, {})
+    """Settings of families with keys of their own; a family's own kind of layer where the config lists none."""
+    kinds = values.get("layer_types")
+    mixed = PATTERNS.get(model_type, {}) if not kinds or len(set(kinds)) == 1 else {}
+    return OWN.get(model_type, {}) | mixed
 
 
+SHORT_CONV = {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_hidden_layers": 4}
+PATTERNS: dict[str, dict[str, Any]] = {"lfm2": SHORT_CONV, "lfm2_moe": SHORT_CONV}
 MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 24, "mamba_n_groups": 1, "mamba_d_state": 16}
 OWN: dict[str, dict[str, Any]] = {
     "bamba": MAMBA2,
@@ -150,8 +164,7 @@ OWN: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 1,
               "moe_intermediate_size": 48, "first_k_dense_replace": 1},
     "nemotron": {"num_key_value_heads": 2},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_hidden_layers": 4,
-                 "num_dense_layers": 1},
+    "lfm2_moe": {"num_dense_layers": 1},
     "gemma3n_text": {"intermediate_size": 112, "laurel_rank": 8},
     "zamba": {"attention_hidden_size": 192, "attention_head_dim": 48, "mamba_dt_rank": 6},
     "zamba2": {"attention_hidden_size": 192, "attention_head_dim": 48, "mamba_headdim": 24, "n_mamba_heads": 8,

@@ -20,6 +20,30 @@ from onboard.scaffold.table import Layout
 from onboard.scaffold.wiring import Wiring
 
 TOKENS = 6
+# Words in the names of the classes that compute what no block here does.
+CLASSES = {
+    "mamba1": r"Mixer",
+    "mamba2": r"Mixer",
+    "gated_delta_net": r"DeltaNet",
+    "short_conv": r"ShortConv",
+    "kda": r"DeltaAttention|KDA",
+    "lightning": r"LightningAttention",
+    "rg_lru": r"Rglru",
+    "wkv": r"SelfAttention",
+    "mlstm": r"mLSTMLayer|Layer",
+    "sparse_indexer": r"Indexer",
+    "compressed_attention": r"Compressor|Attention",
+    "hyper_connections": r"HyperConnection",
+    "latent_experts": r"MoE|Moe",
+    "hash_routing": r"HashRouter|Router",
+    "grouped_output_projection": r"GroupedLinear|Attention",
+    "single_kv_entry": r"Attention",
+    "output_turned_back": r"Attention",
+    "low_rank_query": r"Attention",
+    "query_norm_unlike_key_norm": r"Attention",
+    "narrow_attention_input": r"Attention",
+    "projected_embedding": r"Decoder$|Model$",
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +65,14 @@ class Observed:
     keys: tuple[str, ...]
     idle: tuple[str, ...]
     module: Any
+
+    def class_of(self, feature: str) -> str:
+        """The class of the model's module that computes an open feature, by the words of such classes' names."""
+        words = CLASSES.get(feature)
+        classes = [
+            n for n, c in vars(self.module).items() if inspect.isclass(c) and c.__module__ == self.module.__name__
+        ]
+        return next((n for n in classes if words and re.search(words, n)), "")
 
     def source(self, hf_class: str) -> str:
         """``models/x/modeling_x.py:123`` of a class, "" when it isn't there."""

@@ -18,7 +18,7 @@ from onboard.scaffold.numbers import Hypothesis, hypotheses
 from onboard.scaffold.observe import observe
 from onboard.scaffold.study import Twin, twins
 from onboard.scaffold.table import rows
-from onboard.scaffold.tryout import SEED, Tried, leftovers, refuses, temporary, try_out
+from onboard.scaffold.tryout import CHECKS, SEED, Tried, leftovers, refuses, temporary, try_out
 from onboard.scaffold.wiring import Open
 from onboard.scaffold.writer import Writer
 from vllm_neuron.errors import ConfigError, UnsupportedError
@@ -70,7 +70,7 @@ class _Maker:
         """The code after the facts were confirmed, mended, or named as open."""
         writer = self._writer(known)
         if writer.open or writer.incomplete:
-            return self._with_open(writer)
+            return self._with_open(known, writer)
         tried = self._try(writer)
         found: list[Hypothesis] = []
         while tried.failed and tried.blocks and len(found) < ROUNDS:
@@ -81,8 +81,9 @@ class _Maker:
             found.append(hypothesis)
         if tried.failed:
             writer.add_open(self._unfit(tried))
-            return self._with_open(writer)
-        writer = self._holding(known, writer)
+            return self._with_open(known, writer)
+        wrong = self._wrong(writer, ("whole",))
+        writer = self._writer(known, refused=wrong) if wrong else writer
         writer.add_open(self._let_through(writer))
         by_numbers = tuple(("found by numbers", h.words) for h in found)
         code = writer.code()
@@ -97,16 +98,15 @@ class _Maker:
                 if not refuses(package, twin.config)
             ]
 
-    def _holding(self, known: Sequence[Twin], writer: Writer) -> Writer:
-        """Code that refuses the variants whose logits it does not give."""
+    def _wrong(self, writer: Writer, checks: Sequence[str]) -> set[str]:
+        """Names of the variants of which the code computes something else than the reference."""
         names = {t.name for t in writer.built.twins[2:]}
         code = writer.code(module=CANDIDATE)
-        wrong = {
+        return {
             v.name
             for v in self.made
-            if v.name in names and try_out(code, CANDIDATE, self.model_type, [v], self.references, ("whole",)).failed
+            if v.name in names and try_out(code, CANDIDATE, self.model_type, [v], self.references, checks).failed
         }
-        return self._writer(known, refused=wrong) if wrong else writer
 
     def _writer(self, known: Sequence[Twin], refused: Collection[str] = ()) -> Writer:
         built: Built = build([t for t in known if t.name not in refused])
@@ -156,8 +156,21 @@ class _Maker:
             found.append(Open(f"{name} unlike {expected}" if expected else check.message[:120], expected, name))
         return found
 
-    def _with_open(self, writer: Writer) -> ModelCode:
-        """Code that names what is missing, in the blocks that differ from the reference's."""
+    def _with_open(self, known: Sequence[Twin], writer: Writer) -> ModelCode:
+        """Code that names what is missing, and refuses the variants whose other parts it does not compute."""
+        code = self._named(writer)
+        wrong = set() if writer.incomplete else self._wrong(writer, CHECKS)
+        if not wrong:
+            return code
+        more = self._writer(known, refused=wrong)
+        more.open = writer.open
+        code = self._named(more)
+        left = [] if more.incomplete else self._let_through(more)
+        more.add_open(left)
+        return more.code() if left else code
+
+    def _named(self, writer: Writer) -> ModelCode:
+        """Code that raises for what is missing, in the blocks that differ from the reference's."""
         base = writer.built.twins[1]
         if not writer.incomplete:
             plain = writer.code(raising=False, module=CANDIDATE)

@@ -75,7 +75,8 @@ class Writer:
         self.open = (*self.open, *map(self._feature, found))
 
     def _feature(self, o: Open) -> OpenFeature:
-        return OpenFeature(o.feature, o.hf_class, self.observed.source(o.hf_class), o.where)
+        hf_class = o.hf_class or self.observed.class_of(o.feature)
+        return OpenFeature(o.feature, hf_class, self.observed.source(hf_class), o.where)
 
     def _rows(self) -> Rows:
         return rows(self.observed.stored, self.observed.layout)
@@ -119,7 +120,7 @@ class Writer:
         whole_heads = any(t.name == PARTIAL for t in self.built.refused)
         helpers |= {"refuse_partial_rotary"} if whole_heads else set()
         return {
-            "foreign": ["hf_config", *(repr(name) for name in FOREIGN if name in used)],
+            "foreign": ["hf_config", *(repr(name) for name in FOREIGN if name in self.built.twins[0].env)],
             "whole_heads": whole_heads,
             "helpers": sorted(helpers),
             "rotary": self.built.rotary is not None,
