@@ -163,6 +163,7 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 1,
               "moe_intermediate_size": 48, "first_k_dense_replace": 1},
+    "qwen4_exp_text": {"indexer_budget": 8, "indexer_compress_ratio": 2},
     "nemotron": {"num_key_value_heads": 2},
     "lfm2_moe": {"num_dense_layers": 1},
     "gemma3n_text": {"intermediate_size": 112, "laurel_rank": 8},

@@ -120,7 +120,7 @@ class Writer:
         whole_heads = any(t.name == PARTIAL for t in self.built.refused)
         helpers |= {"refuse_partial_rotary"} if whole_heads else set()
         return {
-            "foreign": ["hf_config", *(repr(name) for name in FOREIGN if name in self.built.twins[0].env)],
+            "foreign": ["hf_config", *(repr(name) for name in FOREIGN if hasattr(self.built.twins[0].config, name))],
             "whole_heads": whole_heads,
             "helpers": sorted(helpers),
             "rotary": self.built.rotary is not None,
