@@ -19,6 +19,7 @@ from onboard.scaffold.table import Rows, rows
 from onboard.scaffold.wiring import Open
 from vllm_neuron.model.hf_config import FOREIGN
 
+LONGEST_DOC = 105
 # The variant whose rotary settings turn a part of each head.
 PARTIAL = "partial_rotary"
 TIE = 'Tie("head", "embed", when="tie_word_embeddings")'
@@ -225,7 +226,7 @@ class Writer:
             "rows": [*self.rows.lines, *([TIE] if self._tied() else [])],
             "blocks": sorted(blocks, key=str.lower),
             "norm_function": norm,
-            "layer_doc": f"``{'``, then ``'.join(self._forward_formula())}``.",
+            "layer_doc": self._layer_doc(),
             "rotary_type": rotary_type,
             "rotary_build": rotary_build,
             "conditions": conditions,
@@ -256,6 +257,13 @@ class Writer:
 
     def _own(self, block: str) -> str:
         return self.stem + "".join(part.capitalize() for part in block.split("_"))
+
+    def _layer_doc(self) -> str:
+        lines = [f"``{line}``" for line in self._forward_formula()]
+        text = ", then ".join(lines) + "."
+        if len(text) <= LONGEST_DOC:
+            return text
+        return lines[0] + ", then\n    " + ", then\n    ".join(lines[1:]) + ".\n    "
 
     def _tied(self) -> bool:
         return any(t.spec.head.tied for t in self.built.twins)
@@ -315,8 +323,8 @@ def _type(values: Sequence[Any]) -> str:
         return "None"
     names = {type(v).__name__ for v in some}
     if "tuple" in names:
-        inner = {type(x).__name__ for v in some if isinstance(v, tuple) for x in v} or {"int"}
-        text = f"tuple[{' | '.join(sorted(inner))}, ...]"
+        inner = {"None" if x is None else type(x).__name__ for v in some if isinstance(v, tuple) for x in v} or {"int"}
+        text = f"tuple[{' | '.join(sorted(inner, key=lambda name: (name == 'None', name)))}, ...]"
     else:
         text = "float" if names == {"int", "float"} else " | ".join(sorted(names))
     return text + (" | None" if len(some) < len(values) else "")

@@ -18,7 +18,7 @@ from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.nn import RotaryConfig
 
 # Settings that the model's code does not read, with the values that it was made for.
-PINNED = {
+PINNED: dict[str, tuple[Any, ...]] = {
     "enable_moe_block": (False,),
     "moe_intermediate_size": (None,),
     "num_experts": (None,),
@@ -48,7 +48,7 @@ class Gemma4Config:
     attention_k_eq_v: bool
     final_logit_softcapping: float
     hidden_size_per_layer_input: int
-    kv_source: tuple[NoneType | int, ...]
+    kv_source: tuple[int | None, ...]
     use_double_wide_mlp: bool
     vocab_size_per_layer_input: int
     rotary: dict[str, RotaryConfig]

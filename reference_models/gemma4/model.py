@@ -30,7 +30,10 @@ def _norm(c: Gemma4Config) -> RMSNorm:
 
 
 class Gemma4Layer(nn.Module):
-    """``x + post_attn_norm(attn(attn_norm(x)))``, then ``x + post_mlp_norm(mlp(mlp_norm(x)))``, then ``x + layer_input(x, input)``."""
+    """``x + post_attn_norm(attn(attn_norm(x)))``, then
+    ``x + post_mlp_norm(mlp(mlp_norm(x)))``, then
+    ``x + layer_input(x, input)``.
+    """
 
     def __init__(self, c: Gemma4Config, i: int, rotary: dict[str, Rotary]) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.nn import RotaryConfig
 
 # Settings that the model's code does not read, with the values that it was made for.
-PINNED = {
+PINNED: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None,),
     "use_sliding_window": (False,),
 }

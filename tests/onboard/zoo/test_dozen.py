@@ -1,4 +1,4 @@
-"""About a dozen families, each of another shape, through detection, rendering and proof; the whole zoo is `make zoo`."""
+"""A dozen families of different shapes through detection, rendering and proof; the whole zoo is `make zoo`."""
 
 from __future__ import annotations
 

@@ -69,9 +69,9 @@ def _layer_to_vllm(layer: LayerSpec, block_size: int) -> KVCacheSpec:
     common["head_size_v"] = layer.value_size
     if layer.kind == "full":
         return FullAttentionSpec(**common)
-    if layer.kind == "sliding":
+    if layer.sliding_window_size is not None and layer.kind == "sliding":
         return SlidingWindowSpec(**common, sliding_window=layer.sliding_window_size)
-    if layer.kind == "chunked":
+    if layer.chunk_size is not None and layer.kind == "chunked":
         return ChunkedLocalAttentionSpec(**common, attention_chunk_size=layer.chunk_size)
     raise UnsupportedError(
         f"KV cache of {layer.name}",
