@@ -73,6 +73,7 @@ REFUSED = (
     AttributeError,
     ImportError,
     LookupError,
+    NameError,
     RuntimeError,
     TypeError,
     ValueError,
