@@ -80,9 +80,15 @@ class Record:
             lines = self.files[".copier-answers.yml"].splitlines()
             pairs = [line.partition(": ") for line in lines if line.strip() and not line.startswith("#")]
             found = {key: json.loads(value) for key, _, value in pairs}
-            return {key: str(found[key]) for key in ("package", "distribution", "class_name")}
+            answers = {key: str(found[key]) for key in ("package", "distribution", "class_name")}
         except (ValueError, KeyError) as error:
             raise ConfigError(FILE, f"{type(error).__name__}: {error}", _NAMED, _RENEW) from error
+        for key, value in answers.items():
+            # They become paths, code and TOML; a distribution has hyphens.
+            word = value.replace("-", "_") if key == "distribution" else value
+            if not (word.isascii() and word.isidentifier()):
+                raise ConfigError(f"{FILE}: {key}", value, _NAMED, _RENEW)
+        return answers
 
 
 def _inside(name: str) -> bool:

@@ -187,6 +187,23 @@ def test_a_record_can_not_name_files_outside(make, name):
     assert (folder.parent / "outside").read_text() == "mine\n"
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("package", "../../../outside"), ("class_name", "A\nimport os\nForCausalLM"), ("distribution", 'a"\n[tool.x]')],
+)
+def test_a_record_can_not_name_what_is_no_name(make, key, value):
+    folder = make().folder
+    saved = json.loads((folder / FILE).read_text())
+    answers = saved["files"][".copier-answers.yml"]
+    found = [i for i, line in enumerate(answers) if line.startswith(f"{key}: ")]
+    answers[found[0]] = f"{key}: {json.dumps(value)}\n"
+    (folder / FILE).write_text(json.dumps(saved))
+    before = content(folder)
+    with pytest.raises(ConfigError, match=key):
+        update(folder)
+    assert content(folder) == before
+
+
 def test_caches_of_tools_are_no_part_of_a_package(make):
     folder = make().folder
     for place in (folder / ".ruff_cache", folder / ".onboard" / "__pycache__", folder / "src/mymodel/__pycache__"):
