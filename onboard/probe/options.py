@@ -95,7 +95,8 @@ def optional(base: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     block = values.get("rope_parameters")
     flat = isinstance(block, Mapping) and not any(isinstance(v, Mapping) for v in block.values())
     if flat and block.get("partial_rotary_factor") is None and "partial_rotary_factor" not in values:
-        yield "partial_rotary", {"rope_parameters": {**block, "partial_rotary_factor": 0.5}}
+        plain = {"rope_type": "default", "rope_theta": block.get("rope_theta"), "partial_rotary_factor": 0.5}
+        yield "partial_rotary", {"rope_parameters": plain}
     if flat and block.get("rope_type") == "default":
         for kind, more in (*SCALINGS.items(), ("longrope", _longrope(values, block))):
             yield f"rope_{kind}", {"rope_parameters": {**block, **more, "rope_type": kind}}

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_neuron.model.hf_config import head_size, refuse_foreign, refuse_other_kinds, require, rope_parameters
+from vllm_neuron.model.hf_config import (
+    head_size,
+    refuse_foreign,
+    refuse_other_kinds,
+    refuse_partial_rotary,
+    require,
+    rope_parameters,
+)
 from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.nn import RotaryConfig
 
@@ -42,6 +49,7 @@ class GptOssConfig:
             ConfigError, UnsupportedError: naming the field and its value.
         """
         refuse_foreign(hf_config)
+        refuse_partial_rotary(hf_config)
         refuse_other_kinds(hf_config, "layer_types", "full_attention", "sliding_attention")
         head_dim = head_size(hf_config)
         max_position_embeddings = require(hf_config, "max_position_embeddings")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_neuron.model.hf_config import head_size, refuse_foreign, require, rope_parameters
+from vllm_neuron.model.hf_config import head_size, refuse_foreign, refuse_partial_rotary, require, rope_parameters
 from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.nn import RotaryConfig
 
@@ -37,6 +37,7 @@ class LlamaConfig:
             ConfigError, UnsupportedError: naming the field and its value.
         """
         refuse_foreign(hf_config)
+        refuse_partial_rotary(hf_config)
         head_dim = head_size(hf_config)
         max_position_embeddings = require(hf_config, "max_position_embeddings")
         return cls(
