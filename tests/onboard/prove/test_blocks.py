@@ -16,7 +16,7 @@ def test_each_kind_of_block_gets_what_its_numbers_bear() -> None:
     attention = Attention(0, 16, heads=2, kv_heads=2, head_size=8, rotary=None)
     moe = MoE(16, experts=4, top_k=2, intermediate_size=8, act="silu", router=RouterConfig())
     assert scales_of(attention) == scales_of(torch.nn.Sequential(attention, moe)) == (PLAIN, TINY)
-    assert scales_of(moe) == (PLAIN, TINY, ROUTED)
+    assert scales_of(moe) == (PLAIN, ROUTED)
     assert scales_of(RMSNorm(4, eps=1e-6)) == scales_of(GatedMLP(16, 8, act="silu")) == (PLAIN, TINY, LOUD)
 
 

@@ -10,7 +10,7 @@ import pytest
 from onboard.prove import Package, Status, Verdict
 from tests.onboard.prove.conftest import proof_of
 
-ROTARY = "rotary=RotaryConfig.from_parameters(rope_parameters(hf_config), head_dim, positions)"
+ROTARY = "rotary=RotaryConfig.from_parameters(rope_parameters(hf_config), head_dim, max_position_embeddings)"
 MLP = "return x_TH + self.mlp(self.mlp_norm(x_TH))"
 BIAS = "            bias=c.attention_bias,\n"
 
@@ -33,11 +33,11 @@ CASES = {
         *("eps=c.rms_norm_eps, plus_one=False)", "layers.0.attn_norm", "Gemma3RMSNorm"),
     ),
     "window one too wide": (
-        *("gemma3", "gemma3", "model.py", "window=c.sliding_window if", "window=c.sliding_window + 1 if"),
+        *("gemma3", "gemma3", "model.py", "else c.sliding_window,", "else c.sliding_window + 1,"),
         *("layers.0.attn", "Gemma3Attention"),
     ),
     "window one too narrow": (
-        *("gemma3", "gemma3", "model.py", "window=c.sliding_window if", "window=c.sliding_window - 1 if"),
+        *("gemma3", "gemma3", "model.py", "else c.sliding_window,", "else c.sliding_window - 1,"),
         *("layers.0.attn", "Gemma3Attention"),
     ),
     "gate and up swapped": (
@@ -91,7 +91,7 @@ def test_the_place_is_named(case: str, package: Callable[..., Package]) -> None:
 
 def test_a_whole_run_names_the_same_place(package: Callable[..., Package]) -> None:
     """Without the block checks, the walk through the layers finds it too, on several ranks as well."""
-    edit = ("model.py", "window=c.sliding_window if", "window=c.sliding_window + 1 if")
+    edit = ("model.py", "else c.sliding_window,", "else c.sliding_window + 1,")
     proof = proof_of(package("gemma3", edit), "gemma3", only=["whole", "ranks"])
     assert {check.kind for check in proof.checks} == {"whole", "ranks"} and len(proof.failures) == 4
     assert {check.divergence.block for check in proof.failures if check.divergence} == {"layers.0.attn"}
@@ -104,6 +104,7 @@ def test_a_whole_run_names_the_same_place(package: Callable[..., Package]) -> No
         (
             [
                 ("model.py", "o_bias=c.attention_bias", "o_bias=False"),
+                ("model.py", "import Fuse, Map", "import Drop, Fuse, Map"),
                 (
                     "model.py",
                     '        Map("norm"',

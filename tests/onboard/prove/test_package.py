@@ -111,8 +111,8 @@ def test_a_feature_that_was_written_is_open_no_more(tmp_path: Path) -> None:
 def test_a_base_that_is_refused_is_a_failure(package: Callable[..., Package]) -> None:
     refusing = (
         "config.py",
-        'refuse_unless(hf_config, "pretraining_tp", 1, None)',
-        "refuse_unless(hf_config, 'vocab_size', 1)",
+        "        refuse_foreign(hf_config)",
+        "        from vllm_neuron.model.hf_config import refuse_unless\n        refuse_unless(hf_config, 'vocab_size', 1)",
     )
     proof = proof_of(package("llama3", refusing), "llama", "llama-tied-bias")
     assert [check.status for check in proof.checks] == [Status.FAILED, Status.REFUSED]
