@@ -121,7 +121,7 @@ class Writer:
         whole_heads = any(t.name == PARTIAL for t in self.built.refused)
         helpers |= {"refuse_partial_rotary"} if whole_heads else set()
         return {
-            "foreign": ["hf_config", *(repr(name) for name in FOREIGN if hasattr(self.built.twins[0].config, name))],
+            "foreign": ["hf_config", *(repr(name) for name in FOREIGN if self._honours(name, used))],
             "whole_heads": whole_heads,
             "helpers": sorted(helpers),
             "rotary": self.built.rotary is not None,
@@ -131,6 +131,12 @@ class Writer:
             "local": local,
             "config_class": type(self.built.twins[0].config).__name__,
         }
+
+    def _honours(self, name: str, used: Sequence[str]) -> bool:
+        """Whether the code may let a setting pass: it reads it, or the config class derives it from others; where the
+        code raises before anything is computed, it lets all pass."""
+        twin = self.built.twins[0]
+        return name in used or self.incomplete or (hasattr(twin.config, name) and name not in twin.env)
 
     def _block_trees(self) -> list[Tree]:
         b = self.built

@@ -11,7 +11,7 @@ from vllm_neuron.errors import ConfigError
 
 @pytest.mark.parametrize(
     ("name", "refused"),
-    [("reference_models.llama3", "rope_type"), ("reference_models.gemma3", "attn_logit_softcapping")],
+    [("reference_models.llama3", "partial_rotary_factor"), ("reference_models.gemma3", "attn_logit_softcapping")],
 )
 def test_proved_on_all_variants(name: str, refused: str) -> None:
     proof = prove_package(name)

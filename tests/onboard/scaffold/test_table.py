@@ -57,7 +57,9 @@ def test_llama():
 
 def test_transposed_matrices():
     turned = frozenset(f"transformer.h.{{i}}.{n}" for n in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"))
-    layout = Layout({"ln_1": "attn_norm", "ln_2": "mlp_norm"}, "transformer.ln_f", transposed=turned, hidden=H)
+    layout = Layout(
+        {"ln_1": "attn_norm", "ln_2": "mlp_norm"}, "transformer.ln_f", transposed=turned, gated_mlp=False, hidden=H
+    )
     found = rows(stored(*GPT2), layout)
     assert 'Map("positions", "transformer.wpe")' in lines(found)
     assert 'Map("layers.{i}.attn.qkv", "transformer.h.{i}.attn.c_attn", transpose=True)' in found.lines

@@ -75,4 +75,4 @@ def test_install_and_doctor(place: Path, proved: Path) -> None:
     done = onboard(place, "doctor", str(checkpoint), "--format", "json", python=str(python))
     findings = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
     assert findings["architecture"]["status"] == "ok"
-    assert "mymodel.factory:MymodelForCausalLM" in findings["model Qwen3ForCausalLM"]["message"]
+    assert "served by mymodel" in findings["model Qwen3ForCausalLM"]["message"]
