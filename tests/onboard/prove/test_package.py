@@ -112,7 +112,8 @@ def test_a_base_that_is_refused_is_a_failure(package: Callable[..., Package]) ->
     refusing = (
         "config.py",
         "        refuse_foreign(hf_config)",
-        "        from vllm_neuron.model.hf_config import refuse_unless\n        refuse_unless(hf_config, 'vocab_size', 1)",
+        "        from vllm_neuron.model.hf_config import refuse_unless\n"
+        "        refuse_unless(hf_config, 'vocab_size', 1)",
     )
     proof = proof_of(package("llama3", refusing), "llama", "llama-tied-bias")
     assert [check.status for check in proof.checks] == [Status.FAILED, Status.REFUSED]

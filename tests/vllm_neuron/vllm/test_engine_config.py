@@ -96,7 +96,7 @@ def test_unknown_architecture_lists_the_registered_ones(checkpoint: Any, cpu_mod
     folder = edited(checkpoint, tmp_path, "LlamaForCausalLM", "OlmoForCausalLM")
     with pytest.raises((UnsupportedError, ValueError)) as caught:
         EngineArgs(model=str(folder), dtype="float32").create_engine_config()
-    for words in ("OlmoForCausalLM", "Gemma3ForCausalLM, LlamaForCausalLM", "vllm_neuron.models", "add-a-model"):
+    for words in ("OlmoForCausalLM", "Gemma3ForCausalLM, Gemma4ForCausalLM", "vllm_neuron.models", "add-a-model"):
         assert words in str(caught.value)
 
 
