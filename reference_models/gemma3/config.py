@@ -18,6 +18,7 @@ from vllm_neuron.nn import RotaryConfig
 
 # Settings that the model's code does not read, with the values that it was made for.
 PINNED: dict[str, tuple[Any, ...]] = {
+    "attn_logit_softcapping": (None,),
     "use_bidirectional_attention": (False,),
 }
 
@@ -51,7 +52,7 @@ class Gemma3Config:
         Raises:
             ConfigError, UnsupportedError: naming the field and its value.
         """
-        refuse_foreign(hf_config, "attn_logit_softcapping", "final_logit_softcapping")
+        refuse_foreign(hf_config, "final_logit_softcapping")
         for name, allowed in PINNED.items():
             refuse_unless(hf_config, name, *allowed)
         refuse_other_kinds(hf_config, "layer_types", "full_attention", "sliding_attention")
