@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from onboard.scaffold.calls import Arg, Call, Tree, Unbound, Unifier
+from onboard.scaffold.calls import Call, Tree, Unbound, Unifier
 from onboard.scaffold.expressions import Example, Search
 from onboard.scaffold.rotating import Settings, keys_of, settings
 from onboard.scaffold.study import Twin, merged_hints
@@ -209,6 +209,3 @@ def _name(condition: str, taken: set[str]) -> str:
     while word in taken:
         word += "_too"
     return word
-
-
-__all__ = ["Arg", "Built", "Call", "Unbound", "build", "local_conditions"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onboard.scaffold.expressions import Example, Expression, Search, literal, same
+from onboard.scaffold.expressions import Example, Expression, Search, same
 
 REQUIRED = object()
 MAX_DEPTH = 3
@@ -246,11 +246,3 @@ def _where(
 ) -> tuple[list[Example], list[Any]]:
     chosen = [k for k, t in enumerate(truth) if t is side]
     return [examples[k] for k in chosen], [values[k] for k in chosen]
-
-
-def parts(tree: Tree) -> Iterator[str]:
-    """The conditions of a tree, for naming the ones that come back."""
-    return iter(tree.conditions)
-
-
-__all__ = ["Arg", "Call", "Expression", "Rotating", "Tree", "Unbound", "Unifier", "literal"]

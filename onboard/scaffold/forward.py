@@ -23,12 +23,8 @@ def forward(built: Built, own: str, step: str) -> list[str]:
     last = " * self.scalar" if built.scalar and own else ""
     shape = built.wiring.shape
     if shape == "parallel":
-        lines = [
-            f"h_TH = {own}attn_norm(x_TH)",
-            f"return x_TH + {scale}({own}attn(h_TH{after}) + {own}mlp(h_TH))"
-            if scale
-            else f"return x_TH + {own}attn(h_TH{after}) + {own}mlp(h_TH)",
-        ]
+        both = f"{own}attn(h_TH{after}) + {own}mlp(h_TH)"
+        lines = [f"h_TH = {own}attn_norm(x_TH)", f"return x_TH + {f'{scale}({both})' if scale else both}"]
     elif shape == "parallel2":
         lines = [f"return x_TH + {block('attn', 'x_TH')} + {block('mlp', 'x_TH')}"]
     elif shape == "after":

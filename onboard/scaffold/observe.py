@@ -166,7 +166,7 @@ def _layer_norms(
     layers: dict[int, dict[str, str]] = {}
     for key in saved:
         leaf = key.rpartition(".")[2]
-        pattern = roles.patterns({key: ()})[0].pattern
+        pattern = roles.pattern_of(key)
         prefix, tail = roles.split(pattern)
         found = re.search(r"\.(\d+)\.", key)
         if not prefix or leaf != "weight" or found is None or roles.in_attention(tail):
@@ -206,7 +206,7 @@ def _final_norm(saved: Mapping[str, Any], origin: Mapping[str, str], executed: l
     """The stored norm outside the layers that runs last."""
     outside = {}
     for key in saved:
-        pattern = roles.patterns({key: ()})[0].pattern
+        pattern = roles.pattern_of(key)
         if "{i}" not in pattern and "per_layer" not in pattern and roles.is_norm(pattern):
             outside[origin.get(key, key).rpartition(".")[0]] = pattern
     last = max((executed.index(m) for m in outside if m in executed), default=None)
@@ -223,5 +223,5 @@ def _transposed(reference: Any, saved: Mapping[str, Any], origin: Mapping[str, s
     for key in saved:
         module = modules.get(origin.get(key, key).rpartition(".")[0])
         if type(module).__name__ == "Conv1D":
-            found.add(roles.patterns({key: ()})[0].pattern)
+            found.add(roles.pattern_of(key))
     return found

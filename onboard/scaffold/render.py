@@ -179,8 +179,8 @@ class _Maker:
             except UnsupportedError as error:
                 # The code does not read an option that the model's own config sets.
                 return self._refusing(writer, error)
-            for one in roles.patterns({key: () for key in unused}):
-                writer.rows.add("Drop", one.pattern, "", why="of a feature that is not written yet")
+            for pattern in dict.fromkeys(map(roles.pattern_of, unused)):
+                writer.rows.add("Drop", pattern, "", why="of a feature that is not written yet")
             writer.incomplete = bool(unfilled)
         if not writer.incomplete:
             tried = self._try(writer)

@@ -81,18 +81,22 @@ def patterns(shapes: Mapping[str, Sequence[int]]) -> list[Stored]:
     leaves: dict[str, list[str]] = {}
     sizes: dict[str, tuple[int, ...]] = {}
     for key, shape in shapes.items():
-        module, _, leaf = key.rpartition(".")
-        bare = leaf not in LEAVES
-        name = _pattern(key if bare else module)
-        if not bare and leaf not in leaves.setdefault(name, []):
-            leaves[name].append(leaf)
-        leaves.setdefault(name, [])
+        leaf, name = key.rpartition(".")[2], pattern_of(key)
+        found = leaves.setdefault(name, [])
+        if leaf in LEAVES and leaf not in found:
+            found.append(leaf)
         if name not in sizes or leaf == "weight":
             sizes[name] = tuple(shape)
-    return [Stored(name, tuple(found), sizes[name]) for name, found in leaves.items()]
+    return [Stored(name, tuple(each), sizes[name]) for name, each in leaves.items()]
 
 
-def _pattern(name: str) -> str:
+def pattern_of(key: str) -> str:
+    """The pattern of the module that a key belongs to, or of the key where it is a bare parameter."""
+    module, _, leaf = key.rpartition(".")
+    return numbered(module if leaf in LEAVES else key)
+
+
+def numbered(name: str) -> str:
     """``{i}`` for the first number, ``{e}`` for the one after ``experts``; others stay."""
     first = _NUMBER.search(name)
     if first is None:
