@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := HF_HUB_OFFLINE=1 $(BIN)/python
 
-.PHONY: help setup demo test lint docs references zoo bench clean
+.PHONY: help setup demo test sweep lint docs references zoo bench clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
@@ -15,6 +15,9 @@ demo: setup  ## compare two real models, generate a package for one, prove it, s
 
 test: setup  ## run the tests; ARGS='-k name' narrows them
 	$(RUN) -m pytest $(ARGS)
+
+sweep: setup  ## the tests that are too long for `make test`
+	$(RUN) -m pytest -m slow $(ARGS)
 
 lint: setup  ## style, types and import rules
 	$(BIN)/ruff check .
