@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vllm_neuron.accuracy.origins import origins
 from vllm_neuron.errors import UnsupportedError
 
 # Buffers that are learned, though they are not parameters.
@@ -254,47 +255,6 @@ class References:
         if id(config) not in self._made:
             self._made[id(config)] = (config, Reference(config, self.seed))
         return self._made[id(config)][1]
-
-
-def origins(model: nn.Module, saved: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
-    """Match saved tensors with parameters by value: the same one, a slice of a stack, or several side by side."""
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    by_shape: dict[tuple[int, ...], list[tuple[str, Tensor]]] = {}
-    for name, value in own.items():
-        by_shape.setdefault(tuple(sorted(value.shape)), []).append((name, value))
-    index = _Index(own)
-    return {key: _same(value, by_shape) or index.holders(value) for key, value in saved.items()}
-
-
-def _same(value: Tensor, by_shape: Mapping[tuple[int, ...], list[tuple[str, Tensor]]]) -> tuple[str, ...]:
-    """The parameter that is the tensor, or its transpose."""
-    for name, other in by_shape.get(tuple(sorted(value.shape)), ()):
-        if value.shape == other.shape and torch.equal(value, other.to(value.dtype)):
-            return (name,)
-        if value.dim() == 2 and value.t().shape == other.shape and torch.equal(value.t(), other.to(value.dtype)):
-            return (name,)
-    return ()
-
-
-class _Index:
-    """Every number of some tensors, sorted, with the tensor that it is in."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        floats = [(name, value.detach().flatten().float()) for name, value in tensors.items() if value.numel() > 1]
-        floats = [(name, value) for name, value in floats if tensors[name].is_floating_point()]
-        self.names = [name for name, _ in floats]
-        owners = torch.cat([torch.full((len(value),), k) for k, (_, value) in enumerate(floats)])
-        self.numbers, order = torch.cat([value for _, value in floats]).sort()
-        self.owners = owners[order]
-
-    def holders(self, value: Tensor) -> tuple[str, ...]:
-        """The tensors that the first number of ``value`` is in."""
-        if value.dim() == 0 or not value.is_floating_point():
-            return ()
-        probe = value.flatten()[0].float()
-        first = int(torch.searchsorted(self.numbers, probe))
-        last = int(torch.searchsorted(self.numbers, probe, right=True))
-        return tuple(dict.fromkeys(self.names[int(k)] for k in self.owners[first:last]))
 
 
 @contextlib.contextmanager

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onboard.prove.compare import rel_err, rows
-from onboard.prove.pairs import Pair
 from onboard.prove.proof import BAR
-from onboard.prove.reference import Capture
 from onboard.prove.subject import Runner
+from vllm_neuron.accuracy.calls import Capture
+from vllm_neuron.accuracy.compare import rel_err, rows
+from vllm_neuron.accuracy.pairs import Pair
 from vllm_neuron.errors import NonFiniteError, ShapeError
 from vllm_neuron.nn import MoE
 from vllm_neuron.step import Phase

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onboard.prove.pairs import Pair
 from onboard.prove.proof import Divergence
-from onboard.prove.reference import Capture
 from onboard.prove.subject import Subject, chunks, run
 from onboard.prove.walk import Walk
+from vllm_neuron.accuracy.calls import Capture
+from vllm_neuron.accuracy.pairs import Pair
 from vllm_neuron.errors import CheckpointError
 from vllm_neuron.model.loading.checkpoint import Checkpoint
 from vllm_neuron.model.loading.plan import Source

@@ -1,41 +1,19 @@
-"""What a proof asks of the Hugging Face reference, and what its modules were given and gave in one forward pass."""
+"""What a proof asks of the Hugging Face reference."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor, nn
-
-from onboard.prove.compare import rows
-
-# Arguments by which a Hugging Face module would write to a cache when it is called again.
-CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params", "use_cache")
+from vllm_neuron.accuracy.calls import HFModel
 
 
-class HFReference(Protocol):
+class HFReference(HFModel, Protocol):
     """A tiny random model of transformers in float32, eval mode, eager attention."""
-
-    @property
-    def model(self) -> Any:
-        """The causal LM."""
-        ...
 
     @property
     def config(self) -> Any:
         """Its transformers config."""
-        ...
-
-    @property
-    def origin(self) -> Mapping[str, Any]:
-        """Key of the saved checkpoint -> the model's own parameter, or parameters, behind it."""
-        ...
-
-    def logits(self, ids: Any) -> Tensor:
-        """[T, V] without a cache."""
         ...
 
     def steady(self, ids: Any) -> bool:
@@ -45,101 +23,3 @@ class HFReference(Protocol):
     def save(self, folder: Path) -> Any:
         """Write the checkpoint in its hub layout, with ``config.json``."""
         ...
-
-
-@dataclass
-class Call:
-    """One call of a Hugging Face module.
-
-    Attributes:
-        args, kwargs: as they came.
-        output: as it went; the first element when it is a tuple.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any
-
-    def hidden(self) -> Tensor | None:
-        """The hidden states among the arguments: the one named so, else the first float tensor of two dimensions."""
-        named = self.kwargs.get("hidden_states")
-        if isinstance(named, Tensor):
-            return named
-        return next((a for a in (*self.args, *self.kwargs.values()) if _floats(a)), None)
-
-    def again(self, module: nn.Module, scale: float) -> Tensor:
-        """What the module gives when the hidden states are ``scale`` times as large; no cache is touched."""
-        hidden = self.hidden()
-        assert hidden is not None
-        kwargs = {name: _scaled(value, hidden, scale) for name, value in self.kwargs.items()}
-        kwargs |= {name: None for name in CACHES if name in kwargs}
-        with torch.no_grad():
-            return first(module(*(_scaled(a, hidden, scale) for a in self.args), **kwargs))
-
-
-def _floats(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2
-
-
-def _scaled(value: Any, hidden: Tensor, scale: float) -> Any:
-    return value * scale if value is hidden else value
-
-
-def first(output: Any) -> Any:
-    """The tensor of an output: itself, or the first of a tuple."""
-    return output[0] if isinstance(output, tuple | list) else output
-
-
-class Capture:
-    """The calls of some modules of a reference in one forward pass.
-
-    Attributes:
-        ids: the tokens.
-        logits: float32 [T, V].
-        calls: module name -> its calls, in the order of the pass.
-    """
-
-    def __init__(self, reference: HFReference, ids: Sequence[int], names: Sequence[str]) -> None:
-        self.ids = list(ids)
-        self.calls: dict[str, list[Call]] = {}
-        self.modules = {name: reference.model.get_submodule(name) for name in names}
-        hooks = [self._hook(name, module) for name, module in self.modules.items()]
-        try:
-            with torch.no_grad():
-                self.logits = rows(reference.logits(torch.tensor(self.ids)))
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _hook(self, name: str, module: nn.Module) -> Any:
-        def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            output = first(output)
-            if isinstance(output, Tensor):
-                # One tensor that is passed twice stays one: queries, keys and values of a block may all be x.
-                memo: dict[int, Any] = {}
-                copies = (
-                    [memo.setdefault(id(a), _copy(a)) for a in args],
-                    {key: memo.setdefault(id(value), _copy(value)) for key, value in kwargs.items()},
-                )
-                self.calls.setdefault(name, []).append(Call(tuple(copies[0]), copies[1], output.detach().clone()))
-
-        return module.register_forward_hook(record, with_kwargs=True)
-
-    def call(self, name: str) -> Call | None:
-        """The module's call, when it was called once, for every token, with hidden states."""
-        calls = self.calls.get(name, [])
-        if len(calls) != 1:
-            return None
-        hidden = calls[0].hidden()
-        fits = hidden is not None and len(rows(hidden)) == len(rows(calls[0].output)) == len(self.ids)
-        return calls[0] if fits else None
-
-    def title(self, name: str) -> str:
-        """``LlamaAttention model.layers.0.self_attn``; text that names no module stays as it is."""
-        if name not in self.modules:
-            return name
-        return f"{type(self.modules[name]).__name__} {name}"
-
-
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value

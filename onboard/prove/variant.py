@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from onboard.prove.blocks import Compared, compare_blocks, compare_head, end_elsewhere, grouped
-from onboard.prove.compare import rel_err
-from onboard.prove.pairs import find_pairs
 from onboard.prove.proof import BAR, Check, Divergence, Status
 from onboard.prove.ranks import on_ranks, rank_divergence, refusal_of_ranks
-from onboard.prove.reference import Capture, HFReference
+from onboard.prove.reference import HFReference
 from onboard.prove.subject import RAISED, Subject, Way, chunks, one_piece, run, tokens, whole, words
 from onboard.prove.walk import Walk
+from vllm_neuron.accuracy.calls import Capture
+from vllm_neuron.accuracy.compare import rel_err
+from vllm_neuron.accuracy.pairs import find_pairs
 from vllm_neuron.errors import ConfigError, NeuronError, NonFiniteError, ShapeError, UnsupportedError
 
 RANKS = (1, 2, 4)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from onboard.prove.blocks import ENTERS
-from onboard.prove.compare import rel_err
-from onboard.prove.pairs import Pair
 from onboard.prove.proof import BAR, Divergence
-from onboard.prove.reference import Capture
 from onboard.prove.subject import Runner, Way
+from vllm_neuron.accuracy.calls import Capture
+from vllm_neuron.accuracy.compare import rel_err
+from vllm_neuron.accuracy.pairs import Pair
 from vllm_neuron.errors import NonFiniteError, ShapeError
 
 

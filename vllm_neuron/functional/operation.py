@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import update_wrapper
@@ -60,12 +60,17 @@ class Kernel:
     supports: Callable[..., Support]
 
 
+# Told of a call: the operation's name, its arguments by name (defaults included), what it returned.
+Observer = Callable[[str, Mapping[str, Any], Any], None]
+
+
 @dataclass
 class _Dispatch:
     """The process-wide choice: which target's kernels, and how strict."""
 
     target: str = "cpu"
     mode: str | None = None
+    observers: tuple[Observer, ...] = ()
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     refusals: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
@@ -110,6 +115,16 @@ class Operation(Generic[P, R]):
         return {k.name: k.supports(*args, **kwargs) for k in self.kernels if k.target == _dispatch.target}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not _dispatch.observers:
+            return self._run(*args, **kwargs)
+        result = self._run(*args, **kwargs)
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        for observer in _dispatch.observers:
+            observer(self.name, bound.arguments, result)
+        return result
+
+    def _run(self, *args: P.args, **kwargs: P.kwargs) -> R:
         mode = _dispatch.current_mode()
         if mode == "off":
             return self.reference(*args, **kwargs)
@@ -184,3 +199,14 @@ def use_kernels(mode: str) -> Iterator[None]:
         yield
     finally:
         _dispatch.mode = before
+
+
+@contextmanager
+def observe(observer: Observer) -> Iterator[None]:
+    """Tell ``observer`` of every call of an operation inside a ``with`` block, on whatever thread, after the call."""
+    before = _dispatch.observers
+    _dispatch.observers = (*before, observer)
+    try:
+        yield
+    finally:
+        _dispatch.observers = before

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from onboard.prove.blocks import LOUD, PLAIN, ROUTED, TINY, Compared, end_elsewhere, scales_of
-from onboard.prove.compare import rel_err
-from onboard.prove.pairs import Pair
+from vllm_neuron.accuracy.compare import rel_err
+from vllm_neuron.accuracy.pairs import Pair
 from vllm_neuron.errors import NonFiniteError, ShapeError
 from vllm_neuron.nn import Attention, GatedMLP, MoE, RMSNorm, RouterConfig
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from onboard.prove.reference import HFReference
+from vllm_neuron.accuracy.calls import HFModel
 from vllm_neuron.model.loading.plan import Source
 
 
@@ -34,7 +34,7 @@ class Pair:
         return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", self.ours, count=1)
 
 
-def find_pairs(model: nn.Module, sources: Mapping[str, Source], reference: HFReference) -> tuple[list[Pair], list[str]]:
+def find_pairs(model: nn.Module, sources: Mapping[str, Source], reference: HFModel) -> tuple[list[Pair], list[str]]:
     """The pairs in the order of the layers, and our blocks that have no Hugging Face module of their own.
 
     The counterpart of a block is the innermost Hugging Face module that holds all parameters from which the block's
@@ -74,7 +74,7 @@ def _under(name: str, theirs: Mapping[str, Collection[str]]) -> list[str]:
     return [home for parameter, homes in theirs.items() if parameter.startswith(name + ".") for home in homes]
 
 
-def _home(keys: Sequence[str], reference: HFReference) -> list[str]:
+def _home(keys: Sequence[str], reference: HFModel) -> list[str]:
     """Names of the Hugging Face modules that own the parameters behind some checkpoint keys."""
     found = []
     for key in keys:
@@ -97,7 +97,7 @@ def _common(names: Sequence[str]) -> str:
     return ".".join(shared)
 
 
-def _usable(name: str, reference: HFReference) -> bool:
+def _usable(name: str, reference: HFModel) -> bool:
     if not name:
         return False
     try:
