@@ -206,8 +206,9 @@ class Place:
         ours, theirs: module names of the package and of the Hugging Face model.
         kind: ``local``: wrong with right inputs; ``propagated``: wrong because its inputs are.
         evidence: the numbers that say so, in words.
-        phase: where it shows; None when in both.
+        phase: how the tokens were run when it shows (``prefill``, ``decode``, ``decode, TP 2``, ...); None when in all.
         position: first position where it shows, if known.
+        part: what in the block is wrong (``rotary``, ``mask``, ``cache write``, ``eps``, ...); "" when not told apart.
     """
 
     layer: int | None
@@ -216,12 +217,14 @@ class Place:
     theirs: str
     kind: Literal["local", "propagated"] = "local"
     evidence: str = ""
-    phase: Phase | None = None
+    phase: str | None = None
     position: int | None = None
+    part: str = ""
 
     def words(self) -> str:
-        """``layer 3, attn (prefill)``."""
+        """``layer 3, attn: rotary (prefill)``."""
         where = self.block if self.layer is None else f"layer {self.layer}, {self.block}"
+        where = f"{where}: {self.part}" if self.part else where
         return f"{where} ({self.phase})" if self.phase else where
 
 
