@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,23 +58,51 @@ class Call:
         """What the module gives when the hidden states are ``scale`` times as large; no cache is touched."""
         hidden = self.hidden()
         assert hidden is not None
-        kwargs = {name: _scaled(value, hidden, scale) for name, value in self.kwargs.items()}
+        return self.on(module, hidden * scale)
+
+    def on(self, module: nn.Module, hidden: Tensor) -> Tensor:
+        """What the module gives for other hidden states of the same shape, all else as it came; no cache is touched."""
+        kept = self.hidden()
+        args = tuple(hidden if a is kept else a for a in self.args)
+        kwargs = {name: hidden if value is kept else value for name, value in self.kwargs.items()}
         kwargs |= {name: None for name in CACHES if name in kwargs}
         with torch.no_grad():
-            return first(module(*(_scaled(a, hidden, scale) for a in self.args), **kwargs))
+            return first(module(*args, **kwargs))
 
 
 def _floats(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2
 
 
-def _scaled(value: Any, hidden: Tensor, scale: float) -> Any:
-    return value * scale if value is hidden else value
-
-
 def first(output: Any) -> Any:
     """The tensor of an output: itself, or the first of a tuple."""
     return output[0] if isinstance(output, tuple | list) else output
+
+
+@contextmanager
+def recorded(modules: Mapping[str, nn.Module], calls: dict[str, list[Call]]) -> Iterator[None]:
+    """Copy every call of some modules into ``calls`` inside a ``with`` block."""
+    hooks = [_record(name, module, calls) for name, module in modules.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _record(name: str, module: nn.Module, calls: dict[str, list[Call]]) -> Any:
+    def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        output = first(output)
+        if isinstance(output, Tensor):
+            # One tensor that is passed twice stays one: queries, keys and values of a block may all be x.
+            memo: dict[int, Any] = {}
+            copies = (
+                [memo.setdefault(id(a), _copy(a)) for a in args],
+                {key: memo.setdefault(id(value), _copy(value)) for key, value in kwargs.items()},
+            )
+            calls.setdefault(name, []).append(Call(tuple(copies[0]), copies[1], output.detach().clone()))
+
+    return module.register_forward_hook(keep, with_kwargs=True)
 
 
 class Capture:
@@ -89,27 +118,8 @@ class Capture:
         self.ids = list(ids)
         self.calls: dict[str, list[Call]] = {}
         self.modules = {name: reference.model.get_submodule(name) for name in names}
-        hooks = [self._hook(name, module) for name, module in self.modules.items()]
-        try:
-            with torch.no_grad():
-                self.logits = rows(reference.logits(torch.tensor(self.ids)))
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _hook(self, name: str, module: nn.Module) -> Any:
-        def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            output = first(output)
-            if isinstance(output, Tensor):
-                # One tensor that is passed twice stays one: queries, keys and values of a block may all be x.
-                memo: dict[int, Any] = {}
-                copies = (
-                    [memo.setdefault(id(a), _copy(a)) for a in args],
-                    {key: memo.setdefault(id(value), _copy(value)) for key, value in kwargs.items()},
-                )
-                self.calls.setdefault(name, []).append(Call(tuple(copies[0]), copies[1], output.detach().clone()))
-
-        return module.register_forward_hook(record, with_kwargs=True)
+        with recorded(self.modules, self.calls), torch.no_grad():
+            self.logits = rows(reference.logits(torch.tensor(self.ids)))
 
     def call(self, name: str) -> Call | None:
         """The module's call, when it was called once, for every token, with hidden states."""
