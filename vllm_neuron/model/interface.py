@@ -204,3 +204,9 @@ class DecoderModel(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
+
+    def lay_out_weights(self) -> None:
+        """Transpose every linear weight for NKI kernels, one at a time, freeing the plain one."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.lay_out()

@@ -52,11 +52,11 @@ class Linear(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features, dtype=dtype), requires_grad=False) if bias else None
-        self._packed: NF.PackedWeight | None = None
+        self._packed: NF.Matrix | None = None
 
     @property
     def matrix(self) -> NF.Matrix:
-        """[in, out], plain or packed."""
+        """[in, out], plain or as ``pack`` or ``lay_out`` left it."""
         if self._packed is not None:
             return self._packed
         assert self.weight is not None
@@ -69,6 +69,12 @@ class Linear(nn.Module):
         """
         if self.weight is not None and self.weight.dtype in NF.PackedWeight.DTYPES:
             self._packed = NF.PackedWeight(self.weight.data)
+            self.weight = None
+
+    def lay_out(self) -> None:
+        """Replace the plain weight by its transpose, contiguous [in, out]: NKI kernels read whole rows of that."""
+        if self.weight is not None:
+            self._packed = self.weight.data.t().contiguous()
             self.weight = None
 
 
