@@ -7,7 +7,8 @@ that does not parse raises :class:`vllm_neuron.errors.ConfigError`. Nothing else
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,9 +80,10 @@ VARIABLES: dict[str, Variable] = {
             "VLLM_NEURON_KERNELS",
             "choice",
             "auto",
-            _choice("auto", "off", "require"),
-            "auto: an operation takes its kernel where it applies; off: plain torch references only; "
-            "require: a refused kernel is an error.",
+            _choice("auto", "off", "simulate", "require"),
+            "auto: an operation takes its kernel where it applies, on a device one in NKI, in CPU mode torch's own; "
+            "simulate: NKI kernels in CPU mode too; off: plain torch references only; "
+            "require: NKI kernels, and a refusal is an error.",
         ),
         Variable(
             "VLLM_NEURON_CPU_THREADS",
@@ -173,6 +175,21 @@ def set_foreign(name: str, value: str, *, only_if_unset: bool = True) -> None:
         os.environ.setdefault(name, value)
     else:
         os.environ[name] = value
+
+
+@contextmanager
+def changed(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process and its children, and put them back after the block."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def child(changes: Mapping[str, str]) -> dict[str, str]:

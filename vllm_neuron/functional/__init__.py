@@ -5,6 +5,7 @@
 """
 
 from vllm_neuron.functional.attention import attention_decode, flash_attention, kv_write, segmented_attention
+from vllm_neuron.functional.dispatch import calls, observe, refusals, set_target, use_kernels
 from vllm_neuron.functional.embedding import argmax, embedding, topk
 from vllm_neuron.functional.mlp import activation, mlp
 from vllm_neuron.functional.moe import moe_experts
@@ -14,14 +15,9 @@ from vllm_neuron.functional.operation import (
     YES,
     Operation,
     Support,
-    calls,
     get,
     no,
-    observe,
     operation,
-    refusals,
-    set_target,
-    use_kernels,
 )
 from vllm_neuron.functional.projection import linear, o_proj, qkv_proj
 from vllm_neuron.functional.rotary import rotary, rotary_table

@@ -9,7 +9,7 @@ from vllm_neuron.functional.operation import operation
 from vllm_neuron.parallel import Group, get_tp_group
 
 
-@operation
+@operation(compiler="a gather of rows is one DMA for each token, which the compiler emits as well as a kernel would")
 def embedding(ids_T: Tensor, weight_VH: Tensor) -> Tensor:
     """Rows of ``weight_VH`` [V, H] at ``ids_T`` int64 [T] -> [T, H]."""
     return torch.nn.functional.embedding(ids_T, weight_VH)

@@ -30,7 +30,7 @@ def rms_norm(x: Tensor, weight_D: Tensor | None, *, eps: float, plus_one: bool =
     return weight_D * normed.to(x.dtype)
 
 
-@operation
+@operation(compiler="few served models have it; the compiler fuses its elementwise passes")
 def layer_norm(
     x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None = None, *, eps: float, plus_one: bool = False
 ) -> Tensor:

@@ -1,27 +1,22 @@
-"""What an operation is, and the dispatcher that picks its kernel and says so.
+"""What an operation is: a reference, kernels, and why one does not apply.
 
 An operation is its ``reference`` in plain torch, which is the specification and takes every argument, plus any number
 of kernels. A kernel has the reference's signature and a ``supports`` rule that answers yes or why not. A call takes the
-first kernel of the current target that says yes; each refusal is counted, and logged once for each distinct reason.
+first kernel that says yes, in the order of :mod:`vllm_neuron.functional.dispatch`; each refusal is counted, and logged
+once for each distinct reason.
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import update_wrapper
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-import torch
-
-from vllm_neuron import envs
 from vllm_neuron.errors import OperationError, nearest
+from vllm_neuron.functional import dispatch
 
-logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -50,52 +45,64 @@ def no(field: str, value: Any, limit: str) -> Support:
     return Support(False, field, value, limit)
 
 
+def _always() -> Support:
+    return YES
+
+
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation for one target (``cpu``, later ``neuron``)."""
+    """One implementation for one target.
+
+    Attributes:
+        name: e.g. ``nki.rms_norm``; the part before the dot is where it comes from.
+        target: ``cpu`` or ``nki``.
+        run: with the reference's signature.
+        supports: whether it takes a call.
+        installed: whether it is there at all; one that is not is passed over without a refusal.
+    """
 
     name: str
     target: str
     run: Callable[..., Any]
     supports: Callable[..., Support]
+    installed: Callable[[], Support] = _always
 
 
-# Told of a call: the operation's name, its arguments by name (defaults included), what it returned.
-Observer = Callable[[str, Mapping[str, Any], Any], None]
-
-
-@dataclass
-class _Dispatch:
-    """The process-wide choice: which target's kernels, and how strict."""
-
-    target: str = "cpu"
-    mode: str | None = None
-    observers: tuple[Observer, ...] = ()
-    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
-    refusals: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-
-    def current_mode(self) -> str:
-        if self.mode is None:
-            self.mode = envs.VLLM_NEURON_KERNELS
-        return self.mode
-
-
-_dispatch = _Dispatch()
 OPERATIONS: dict[str, Operation[..., Any]] = {}
 
 
 class Operation(Generic[P, R]):
-    """A callable with a reference, kernels and counters; made by :func:`operation`."""
+    """A callable with a reference, kernels and counters; made by :func:`operation`.
 
-    def __init__(self, reference: Callable[P, R]) -> None:
+    Attributes:
+        reference: the specification.
+        compiler: why it is left to the framework's compiler on a device; None when a kernel is to do it.
+        kernels: in the order in which they are tried.
+    """
+
+    def __init__(self, reference: Callable[P, R], compiler: str | None = None) -> None:
         self.reference = reference
+        self.compiler = compiler
         self.name = reference.__name__
         self.signature = inspect.signature(reference)
         self.kernels: list[Kernel] = []
         update_wrapper(self, reference)
 
-    def kernel(self, name: str, *, target: str, supports: Callable[..., Support]) -> Callable[[Callable[P, R]], Any]:
-        """Decorator: register an implementation. It and ``supports`` must name the reference's parameters."""
+    def kernel(
+        self,
+        name: str,
+        *,
+        target: str,
+        supports: Callable[..., Support],
+        installed: Callable[[], Support] = _always,
+        first: bool = False,
+    ) -> Callable[[Callable[P, R]], Any]:
+        """Decorator: register an implementation. It and ``supports`` must name the reference's parameters.
+
+        Args:
+            name, target, supports, installed: see :class:`Kernel`.
+            first: try it before those that are registered already.
+        """
 
         def add(run: Callable[P, R]) -> Callable[P, R]:
             for function in (run, supports):
@@ -105,73 +112,84 @@ class Operation(Generic[P, R]):
                         list(inspect.signature(function).parameters),
                         f"the parameters of the reference: {list(self.signature.parameters)}",
                     )
-            self.kernels.append(Kernel(name, target, run, supports))
+            made = Kernel(name, target, run, supports, installed)
+            self.kernels.insert(0 if first else len(self.kernels), made)
             return run
 
         return add
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Support]:
-        """What each kernel of the current target answers to this call, by kernel name."""
-        return {k.name: k.supports(*args, **kwargs) for k in self.kernels if k.target == _dispatch.target}
+        """What each kernel that would be tried now answers to this call, by kernel name."""
+        return {
+            kernel.name: kernel.installed() and kernel.supports(*args, **kwargs)
+            for target in dispatch.targets()
+            for kernel in self.kernels
+            if kernel.target == target
+        }
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not _dispatch.observers:
+        if not dispatch.state.observers:
             return self._run(*args, **kwargs)
         result = self._run(*args, **kwargs)
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        for observer in _dispatch.observers:
+        for observer in dispatch.state.observers:
             observer(self.name, bound.arguments, result)
         return result
 
     def _run(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        mode = _dispatch.current_mode()
-        if mode == "off":
-            return self.reference(*args, **kwargs)
-        count = not torch.compiler.is_compiling()
-        for kernel in self.kernels:
-            if kernel.target != _dispatch.target:
-                continue
-            answer = kernel.supports(*args, **kwargs)
-            if answer.ok:
-                if count:
-                    _dispatch.calls[self.name, kernel.name] += 1
-                return kernel.run(*args, **kwargs)
-            if mode == "require":
-                raise OperationError(
-                    f"{self.name}.{answer.field}",
-                    answer.value,
-                    f"{answer.limit} (kernel {kernel.name})",
-                    "Set VLLM_NEURON_KERNELS=auto to run the reference here.",
-                )
-            if count:
-                self._refused(kernel, answer)
-        if count:
-            _dispatch.calls[self.name, "reference"] += 1
+        refused: tuple[dispatch.Refusal, ...] = ()
+        answers: list[tuple[Kernel, Support]] = []
+        for target in dispatch.targets():
+            for kernel in self.kernels:
+                if kernel.target != target or not kernel.installed().ok:
+                    continue
+                answer = kernel.supports(*args, **kwargs)
+                if answer.ok:
+                    dispatch.note(self.name, kernel.name, refused)
+                    return kernel.run(*args, **kwargs)
+                refused = (*refused, (kernel.name, str(answer)))
+                answers.append((kernel, answer))
+        if dispatch.strict() and self.compiler is None:
+            raise self._refusal(answers)
+        dispatch.note(self.name, self._plain(), refused)
         return self.reference(*args, **kwargs)
 
-    def _refused(self, kernel: Kernel, answer: Support) -> None:
-        key = (self.name, kernel.name, str(answer))
-        if key not in _dispatch.refusals:
-            logger.info("%s: kernel %s not used, %s", *key)
-        _dispatch.refusals[key] += 1
+    def _plain(self) -> str:
+        """What plain torch counts as: NKI kernels are meant to run and this operation has none on purpose, or not."""
+        meant = self.compiler is not None and dispatch.NKI in dispatch.targets()
+        return dispatch.COMPILER if meant else dispatch.REFERENCE
+
+    def _refusal(self, answers: list[tuple[Kernel, Support]]) -> OperationError:
+        action = "Set VLLM_NEURON_KERNELS=simulate or auto to run the reference here."
+        if not answers:
+            return OperationError(self.name, "no kernel", "an NKI kernel for this operation", action)
+        kernel, answer = answers[-1]
+        others = "".join(f" {other.name}: {said}." for other, said in answers[:-1])
+        return OperationError(
+            f"{self.name}.{answer.field}", answer.value, f"{answer.limit} (kernel {kernel.name})", f"{action}{others}"
+        )
 
 
-def operation(reference: Callable[P, R]) -> Operation[P, R]:
-    """Decorator: make the function the reference of a new operation of its name."""
-    made = Operation(reference)
-    OPERATIONS[made.name] = made
-    return made
+@overload
+def operation(reference: Callable[P, R]) -> Operation[P, R]: ...
+@overload
+def operation(*, compiler: str) -> Callable[[Callable[P, R]], Operation[P, R]]: ...
+def operation(reference: Callable[P, R] | None = None, *, compiler: str | None = None) -> Any:
+    """Decorator: make the function the reference of a new operation of its name.
 
+    Args:
+        reference: the function, when used without arguments.
+        compiler: why no kernel of ours is meant to do it, for an operation that the framework's compiler does well
+            enough: it is then no refusal that none does.
+    """
 
-def calls() -> dict[tuple[str, str], int]:
-    """How often each (operation, kernel) ran in this process; the kernel ``reference`` is plain torch."""
-    return dict(_dispatch.calls)
+    def make(function: Callable[P, R]) -> Operation[P, R]:
+        made = Operation(function, compiler)
+        OPERATIONS[made.name] = made
+        return made
 
-
-def refusals() -> dict[tuple[str, str, str], int]:
-    """How often each (operation, kernel, reason) was refused in this process."""
-    return dict(_dispatch.refusals)
+    return make if reference is None else make(reference)
 
 
 def get(name: str) -> Operation[..., Any]:
@@ -183,30 +201,3 @@ def get(name: str) -> Operation[..., Any]:
     if name not in OPERATIONS:
         raise OperationError("operation", name, "a name in vllm_neuron.functional", nearest(name, OPERATIONS))
     return OPERATIONS[name]
-
-
-def set_target(target: str) -> None:
-    """Make ``target``'s kernels the ones to try; the runtime's adapter calls this once."""
-    _dispatch.target = target
-
-
-@contextmanager
-def use_kernels(mode: str) -> Iterator[None]:
-    """Override ``VLLM_NEURON_KERNELS`` inside a ``with`` block: ``auto``, ``off`` or ``require``."""
-    before = _dispatch.mode
-    _dispatch.mode = mode
-    try:
-        yield
-    finally:
-        _dispatch.mode = before
-
-
-@contextmanager
-def observe(observer: Observer) -> Iterator[None]:
-    """Tell ``observer`` of every call of an operation inside a ``with`` block, on whatever thread, after the call."""
-    before = _dispatch.observers
-    _dispatch.observers = (*before, observer)
-    try:
-        yield
-    finally:
-        _dispatch.observers = before
