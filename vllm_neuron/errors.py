@@ -69,6 +69,29 @@ class OperationError(NeuronError):
     """A call of a functional operation with arguments that it does not take."""
 
 
+class KernelError(OperationError):
+    """A kernel that does what the hardware can't, or that fails while it runs.
+
+    Args:
+        kernel: the kernel's name.
+        argument: the primitive and its argument, or the kernel's own argument, e.g. ``nc_matmul.moving``.
+        value: the value met.
+        limit: what the hardware, or the kernel, takes.
+        where: ``file:line`` in the kernel.
+        action: the next thing to do.
+    """
+
+    def __init__(self, kernel: str, argument: str, value: Any, limit: str, where: str = "", action: str = "") -> None:
+        self.kernel = kernel
+        self.argument = argument
+        self.limit = limit
+        self.where = where
+        super().__init__(f"kernel {kernel}: {argument}", value, f"{limit} ({where})" if where else limit, action)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.kernel, self.argument, self.value, self.limit, self.where, self.action))
+
+
 class NonFiniteError(NeuronError):
     """Logits that are NaN or infinite where a probability is needed."""
 

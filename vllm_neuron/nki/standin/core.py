@@ -1,0 +1,116 @@
+"""The running program: its counters, its memory, its place in a logical core, and errors that name the kernel's line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from types import FrameType
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_neuron.errors import KernelError
+from vllm_neuron.nki.standin.counts import Counts, Event
+from vllm_neuron.nki.standin.memory import PARTITIONS, PSUM_BYTES, SBUF_BYTES, Space
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class Core:
+    """One program of a kernel call.
+
+    Attributes:
+        kernel: the kernel's name.
+        program: index of this program, 0 or 1.
+        programs: number of programs.
+        ndim: 0 when the kernel was called without a grid, else 1.
+        counts: what was done so far.
+        sbuf, psum: memory in use.
+        scalar_registers, vector_registers: the engines' accumulators, one a partition; NaN until a reset.
+        launch: what the programs of the call share.
+    """
+
+    __slots__ = (
+        "counts",
+        "events",
+        "kernel",
+        "launch",
+        "ndim",
+        "program",
+        "programs",
+        "psum",
+        "sbuf",
+        "scalar_registers",
+        "vector_registers",
+    )
+
+    def __init__(self, kernel: str, program: int, programs: int, ndim: int, launch: Any, events: bool) -> None:
+        self.kernel = kernel
+        self.program = program
+        self.programs = programs
+        self.ndim = ndim
+        self.launch = launch
+        self.counts = Counts(kernel, programs)
+        self.events: list[Event] | None = self.counts.events if events else None
+        self.sbuf = Space(SBUF_BYTES)
+        self.psum = Space(PSUM_BYTES, banked=True)
+        self.scalar_registers: NDArray[np.float32] = np.full(PARTITIONS, np.nan, np.float32)
+        self.vector_registers: NDArray[np.float32] = np.full(PARTITIONS, np.nan, np.float32)
+
+    def tick(self, engine: str, name: str, cycles: float) -> None:
+        """Count one instruction of an engine."""
+        counts = self.counts
+        counts.instructions[engine] += 1
+        counts.cycles[engine] += cycles
+        if self.events is not None:
+            self.events.append(Event(engine, name, cycles, self.program))
+
+    def move(self, name: str, source: str, target: str, size: int) -> None:
+        """Count one DMA of ``size`` bytes between buffers (``hbm`` or ``sbuf``)."""
+        way = f"{source}>{target}"
+        counts = self.counts
+        counts.instructions["dma"] += 1
+        counts.dma_bytes[way] = counts.dma_bytes.get(way, 0) + size
+        if self.events is not None:
+            self.events.append(Event("dma", name, size, self.program, way))
+
+    def wait(self, name: str) -> None:
+        """Count one synchronisation."""
+        self.counts.instructions["sync"] += 1
+        if self.events is not None:
+            self.events.append(Event("sync", name, 0.0, self.program))
+
+
+class _Local(threading.local):
+    core: Core | None = None
+
+
+local = _Local()
+
+
+def current(name: str) -> Core:
+    """The program that runs in this thread.
+
+    Raises:
+        KernelError: outside a kernel.
+    """
+    core = local.core
+    if core is None:
+        fail(name, None, "a call inside a kernel", "Decorate the function with @nki.jit and call it with arrays.")
+    return core
+
+
+def fail(argument: str, value: Any, limit: str, action: str = "") -> NoReturn:
+    """Raise the error of a primitive, with the kernel and the line in it that made the call."""
+    core = local.core
+    raise KernelError(core.kernel if core else "(no kernel)", argument, value, limit, kernel_line(), action)
+
+
+def kernel_line() -> str:
+    """``file:line`` of the innermost frame that isn't the stand-in's own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "(unknown line)"

@@ -1,0 +1,144 @@
+"""What a kernel call did: instructions, engine cycles, DMA bytes, matmul cycles, peak memory.
+
+The cycle figures follow the public NKI documentation's estimates: an instruction of the vector, scalar or GpSimd engine
+takes one cycle an element of a partition and a fixed start-up; a matmul streams its moving rows through the array, one
+a cycle for 16-bit and 8-bit types, four cycles a row for fp32 (``FP32_PASSES``), half a cycle with
+``perf_mode=double_row``. They estimate, they don't simulate queues, semaphores or the memory system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+ENGINES = ("tensor", "vector", "scalar", "gpsimd", "dma", "sync")
+FIXED_CYCLES = 64
+FP32_PASSES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One instruction, for the trace: engine, name, its cost, and which program of the logical core ran it.
+
+    ``cost`` is in cycles of the engine, or in bytes for ``dma`` (``direction`` says which way).
+    """
+
+    engine: str
+    name: str
+    cost: float
+    program: int
+    direction: str = ""
+
+
+@dataclass
+class Counts:
+    """Counted cost of one kernel call, summed over the programs of a logical core (peaks: the larger one).
+
+    Attributes:
+        kernel: the kernel's name.
+        programs: 1, or 2 with lnc=2.
+        instructions: engine -> number of instructions (``tensor``, ``vector``, ``scalar``, ``gpsimd``, ``dma``, ``sync``).
+        cycles: engine -> estimated cycles; ``dma`` is absent (see the bytes).
+        dma_bytes: direction (``hbm>sbuf``, ``sbuf>hbm``, ``hbm>hbm``, ``sbuf>sbuf``) -> bytes moved, counted at the
+            destination for reads of HBM and at the source for writes.
+        matmul_cycles: cycles of the tensor engine spent on products, at the tile rate.
+        transpose_cycles: cycles of the tensor engine spent on transposes.
+        peak_sbuf: bytes a partition.
+        peak_psum: bytes a partition.
+        hbm_bytes: bytes of the tensors that the kernel allocated in HBM.
+        events: the instructions one by one, when a trace was asked for.
+    """
+
+    kernel: str
+    programs: int = 1
+    instructions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ENGINES, 0))
+    cycles: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ENGINES[:4], 0.0))
+    dma_bytes: dict[str, int] = field(default_factory=dict)
+    matmul_cycles: float = 0.0
+    transpose_cycles: float = 0.0
+    peak_sbuf: int = 0
+    peak_psum: int = 0
+    hbm_bytes: int = 0
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def hbm_traffic(self) -> int:
+        """Bytes that cross the HBM interface; a copy inside HBM crosses it twice."""
+        return sum(n * (2 if way == "hbm>hbm" else 0 if way == "sbuf>sbuf" else 1) for way, n in self.dma_bytes.items())
+
+    def add(self, other: Counts) -> None:
+        """Add what another program of the same call did."""
+        for engine, n in other.instructions.items():
+            self.instructions[engine] += n
+        for engine, cycles in other.cycles.items():
+            self.cycles[engine] += cycles
+        for way, n in other.dma_bytes.items():
+            self.dma_bytes[way] = self.dma_bytes.get(way, 0) + n
+        self.matmul_cycles += other.matmul_cycles
+        self.transpose_cycles += other.transpose_cycles
+        self.peak_sbuf = max(self.peak_sbuf, other.peak_sbuf)
+        self.peak_psum = max(self.peak_psum, other.peak_psum)
+        self.hbm_bytes += other.hbm_bytes
+        self.events += other.events
+
+
+class Collected:
+    """The counts of the kernel calls inside ``counting()``.
+
+    Attributes:
+        calls: every call's ``Counts``, in order.
+        events: whether instructions are kept one by one.
+    """
+
+    def __init__(self, events: bool) -> None:
+        self.calls: list[Counts] = []
+        self.events = events
+
+    def by_kernel(self) -> dict[str, list[Counts]]:
+        """Kernel name -> its calls, in order."""
+        found: dict[str, list[Counts]] = {}
+        for counts in self.calls:
+            found.setdefault(counts.kernel, []).append(counts)
+        return found
+
+
+_lock = threading.Lock()
+_collecting: list[Collected] = []
+_last: list[Counts] = []
+
+
+@contextlib.contextmanager
+def counting(events: bool = False) -> Iterator[Collected]:
+    """Collect the counts of every kernel call inside, of all threads.
+
+    Args:
+        events: also keep each instruction, for ``vllm_neuron.nki.trace``.
+    """
+    collected = Collected(events)
+    with _lock:
+        _collecting.append(collected)
+    try:
+        yield collected
+    finally:
+        with _lock:
+            _collecting.remove(collected)
+
+
+def wants_events() -> bool:
+    """Whether somebody asked for single instructions."""
+    return any(collected.events for collected in _collecting)
+
+
+def publish(counts: Counts) -> None:
+    """Hand the counts of a finished call to whoever collects."""
+    with _lock:
+        _last[:] = [counts]
+        for collected in _collecting:
+            collected.calls.append(counts)
+
+
+def last_counts() -> Counts | None:
+    """Counts of the kernel call that finished last in this process; None before the first."""
+    return _last[0] if _last else None

@@ -1,0 +1,278 @@
+"""DMA: copies between HBM and SBUF, gathers and scatters, transposes and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vllm_neuron.nki.standin.core import Core, current, fail
+from vllm_neuron.nki.standin.isa import operands as o
+from vllm_neuron.nki.standin.isa.enums import dge_mode as modes
+from vllm_neuron.nki.standin.isa.enums import engine as engines
+from vllm_neuron.nki.standin.isa.enums import oob_mode as bounds
+from vllm_neuron.nki.standin.ops import operator
+from vllm_neuron.nki.standin.pattern import Indirect
+from vllm_neuron.nki.standin.tensor import Shape, Tensor
+
+MAX_SOURCES = 16
+_PERMUTATIONS: dict[int, Shape] = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
+
+
+class _Side:
+    """One end of a transfer: values read or written through plain, moved or gathered addresses.
+
+    Attributes:
+        plain: the view, when its address is known; None for a gather, and for a skipped transfer.
+        shape: its shape.
+        inside: for a gather, which rows are inside the tensor.
+    """
+
+    __slots__ = ("argument", "indirect", "inside", "plain", "shape", "starts", "tensor")
+
+    def __init__(self, t: Any, argument: str, oob: Any) -> None:
+        self.argument = argument
+        self.indirect = type(t) is Indirect
+        self.inside: Any = None
+        self.starts: Any = None
+        if not self.indirect:
+            self.tensor = self.plain = o.operand(t, argument, o.DMA)
+            self.shape = self.plain.shape
+            return
+        self.tensor = t
+        self.shape = t.shape
+        if t.buffer == "psum":
+            fail(argument, f"{t!r}", "a tensor in hbm or sbuf")
+        self.plain = None
+        if t.vector is None:
+            self.plain = t.fixed()
+            if self.plain is None and oob is not bounds.skip:
+                self._outside(t, t.scalar_value())
+            self.inside = np.array(self.plain is not None)
+            return
+        self.starts, self.inside = t.rows()
+        if not self.inside.all() and oob is not bounds.skip:
+            row = int(np.argmin(self.inside))
+            self._outside(t, int(t.vector.array.reshape(-1)[row]))
+
+    def _outside(self, t: Indirect, index: int) -> None:
+        fail(
+            self.argument,
+            f"index {index}",
+            f"0 to {t.limit - 1} of {t.base!r}",
+            "Pass oob_mode=nisa.oob_mode.skip to leave such rows alone.",
+        )
+
+    def addresses(self) -> Any:
+        """Element indices in the storage of a gather, ``shape`` long; rows outside point to 0."""
+        t = self.tensor
+        size = t.dtype.itemsize
+        index = np.where(self.inside, self.starts, 0) // size
+        for n, stride in zip(t.shape[1:], t.strides[1:], strict=True):
+            index = index[..., None] + np.arange(n) * (stride // size)
+        return index
+
+    def flat(self) -> Any:
+        """The storage as one row of this view's type, writable."""
+        return self.tensor.storage.raw.view(self.tensor.dtype.numpy)
+
+    def read(self) -> Any:
+        """The values; rows outside hold whatever is at address 0."""
+        if self.plain is not None:
+            if self.plain.storage.written is not True:
+                o.unwritten(self.plain, self.argument)
+            return self.plain.array
+        if self.starts is None:
+            return np.zeros(self.shape, self.tensor.dtype.numpy)
+        index = self.addresses()
+        storage = self.tensor.storage
+        if storage.written is not True:
+            ok = storage.flags()[index] if self.tensor.dtype.itemsize == storage.dtype.itemsize else np.array(True)
+            ok = ok | ~self.inside.reshape((-1,) + (1,) * (index.ndim - 1))
+            if not ok.all():
+                fail(self.argument, f"rows of {self.tensor.base!r} never written", "elements written before a read")
+        return self.flat()[index]
+
+    def write(self, values: Any, keep: Any) -> None:
+        """Store values of this view's type; ``keep`` (one flag a row) leaves rows as they are."""
+        if self.plain is not None:
+            if keep is None or keep.all():
+                self.plain.array[...] = values
+                self.plain.mark()
+            elif keep.any():
+                for row in np.flatnonzero(keep):
+                    part = self.plain[int(row) : int(row) + 1]
+                    part.array[...] = values[row : row + 1]
+                    part.mark()
+            return
+        if self.starts is None:
+            return
+        rows = self.inside if keep is None else self.inside & keep
+        index = self.addresses()[rows]
+        self.flat()[index] = values[rows]
+        storage = self.tensor.storage
+        if storage.written is not True:
+            if self.tensor.dtype.itemsize != storage.dtype.itemsize:
+                fail(self.argument, self.tensor.dtype, f"a view of the size of {storage.dtype} for a scatter")
+            storage.flags()[index] = True
+
+
+def _convert(values: Any, target: Tensor) -> Any:
+    """Values in the target's type, through fp32 when the types differ."""
+    want = target.dtype.numpy
+    if values.dtype == want:
+        return values
+    return o.cast(values.astype(np.float32, copy=False), want)
+
+
+def dma_copy(
+    dst: Tensor,
+    src: Tensor,
+    dst_rmw_op: Any = None,
+    oob_mode: Any = bounds.error,
+    dge_mode: Any = modes.unknown,
+    unique_indices: bool = True,
+    engine: Any = engines.unknown,
+    name: str | None = None,
+) -> None:
+    """Copy between HBM and SBUF, either way: equal element counts in row-major order, cast through fp32.
+
+    ``.ap(vector_offset=...)`` gathers or scatters rows; with ``oob_mode.skip`` rows outside leave ``dst`` untouched.
+    ``dst_rmw_op=nl.add`` adds to what is at ``dst``.
+    """
+    core = current("dma_copy")
+    t = _Side(dst, "dma_copy.dst", oob_mode)
+    s = _Side(src, "dma_copy.src", oob_mode)
+    if t.tensor.size != s.tensor.size:
+        fail("dma_copy.src", s.shape, f"{t.tensor.size} elements, as dst has {t.shape}")
+    if dge_mode is modes.hwdge and t.tensor.dtype != s.tensor.dtype:
+        fail("dma_copy.src", s.tensor.dtype, f"{t.tensor.dtype}, the type of dst, with dge_mode.hwdge")
+    if t.plain is not None:
+        o.target(t.plain, "dma_copy.dst", o.DMA)
+    values = s.read()
+    if values.shape != t.shape:
+        values = values.reshape(t.shape)
+    values = _convert(values, t.tensor)
+    if dst_rmw_op is not None:
+        values = _modified(t, values, dst_rmw_op, oob_mode)
+    t.write(values, _kept(s, t))
+    core.move("dma_copy", s.tensor.buffer, t.tensor.buffer, _moved(s, t))
+
+
+def _kept(s: _Side, t: _Side) -> Any:
+    """Rows of dst that a gather reached; None for all."""
+    if s.inside is None or s.inside.all():
+        return None
+    if s.inside.ndim == 0:
+        return np.zeros(t.shape[0], np.bool_)
+    if len(s.inside) != t.shape[0]:
+        fail("dma_copy.dst", t.shape, f"{len(s.inside)} rows, as the gather has, when rows are skipped")
+    return s.inside
+
+
+def _modified(t: _Side, values: Any, op: Any, oob: Any) -> Any:
+    if operator(op, "dma_copy.dst_rmw_op", 2).name != "add":
+        fail("dma_copy.dst_rmw_op", op, "nl.add")
+    if oob is bounds.skip:
+        fail("dma_copy.oob_mode", oob, "oob_mode.error with dst_rmw_op")
+    if t.starts is not None and len(np.unique(t.starts)) != len(t.starts):
+        fail("dma_copy.dst", "repeated indices", "each index once in a scatter that adds")
+    old = t.read().astype(np.float32)
+    return o.cast(old + values.astype(np.float32), t.tensor.dtype.numpy)
+
+
+def _moved(s: _Side, t: _Side) -> int:
+    """Bytes moved: of the end in HBM, without skipped rows."""
+    end = s if s.tensor.buffer == "hbm" and t.tensor.buffer != "hbm" else t
+    rows = next((side.inside for side in (s, t) if side.inside is not None), None)
+    share = 1.0 if rows is None else float(rows.mean())
+    return round(end.tensor.size * end.tensor.dtype.itemsize * share)
+
+
+def dma_transpose(
+    dst: Tensor,
+    src: Tensor,
+    axes: Sequence[int] | None = None,
+    dge_mode: Any = modes.unknown,
+    oob_mode: Any = bounds.error,
+    name: str | None = None,
+) -> None:
+    """Transpose through DMA: 2-D ``[1, 0]``, 3-D ``[2, 1, 0]``, 4-D ``[3, 1, 2, 0]``; an indirect ``src`` gathers first."""
+    core = current("dma_transpose")
+    t = _Side(dst, "dma_transpose.dst", oob_mode)
+    s = _Side(src, "dma_transpose.src", oob_mode)
+    order = _PERMUTATIONS.get(len(s.shape))
+    if order is None:
+        fail("dma_transpose.src", s.shape, "2, 3 or 4 dimensions")
+    if axes is not None and tuple(axes) != order:
+        fail("dma_transpose.axes", tuple(axes), str(order))
+    if s.tensor.dtype != t.tensor.dtype:
+        fail("dma_transpose.dst", t.tensor.dtype, f"{s.tensor.dtype}, the type of src")
+    if s.inside is not None and not s.inside.all():
+        fail("dma_transpose.src", "skipped rows", "indices inside the tensor")
+    result = tuple(s.shape[d] for d in order)
+    if t.shape != result:
+        fail("dma_transpose.dst", t.shape, f"{result}, the transpose of {s.shape}")
+    _transposable(s, t, dge_mode)
+    t.write(np.ascontiguousarray(s.read().transpose(order)), None)
+    core.move("dma_transpose", s.tensor.buffer, t.tensor.buffer, _moved(s, t))
+
+
+def _transposable(s: _Side, t: _Side, mode: Any) -> None:
+    if mode is modes.hwdge and (s.shape[0] != 16 or s.shape[-1] % 128 or s.tensor.dtype.itemsize != 2):
+        fail(
+            "dma_transpose.src", repr(s.tensor), "16 rows, a last size divisible by 128 and 2-byte elements with hwdge"
+        )
+    if s.starts is not None and (s.tensor.dtype.itemsize != 2 or len(s.starts) % 16):
+        fail("dma_transpose.src", repr(s.tensor), "2-byte elements and a multiple of 16 indices for a gather")
+
+
+def dma_compute(dst: Tensor, srcs: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
+    """``dst = srcs[0] + srcs[1] + ...`` inside the DMA engines, in fp32.
+
+    Takes both published orders of the positional arguments: ``(dst, srcs, reduce_op, scales)`` and
+    ``(dst, srcs, scales, reduce_op)``. Scales must be 1.0 and the operator ``nl.add``.
+    """
+    core = current("dma_compute")
+    _sum_only(args, kwargs)
+    if not 1 <= len(srcs) <= MAX_SOURCES:
+        fail("dma_compute.srcs", len(srcs), f"1 to {MAX_SOURCES} tensors")
+    mode = kwargs.get("oob_mode", bounds.error)
+    t = _Side(dst, "dma_compute.dst", mode)
+    total: Any = None
+    moved: list[tuple[str, int]] = []
+    for i, src in enumerate(srcs):
+        s = _Side(src, f"dma_compute.srcs[{i}]", mode)
+        if s.tensor.size != t.tensor.size:
+            fail(f"dma_compute.srcs[{i}]", s.shape, f"{t.tensor.size} elements, as dst has {t.shape}")
+        values = s.read().astype(np.float32).reshape(t.shape)
+        total = values if total is None else total + values
+        moved.append((s.tensor.buffer, _moved(s, t)))
+    t.write(o.cast(total, t.tensor.dtype.numpy), None)
+    _count(core, moved, t.tensor.buffer)
+
+
+def _count(core: Core, moved: list[tuple[str, int]], target: str) -> None:
+    for buffer, size in moved:
+        core.move("dma_compute", buffer, target, size)
+    core.counts.instructions["dma"] -= len(moved) - 1
+
+
+def _sum_only(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse anything but a plain sum."""
+    known = {"scales", "reduce_op", "oob_mode", "dge_mode", "unique_indices", "name", "engine"}
+    for name in kwargs:
+        if name not in known:
+            fail("dma_compute", name, f"one of {', '.join(sorted(known))}")
+    given = [*args, kwargs.get("scales"), kwargs.get("reduce_op")]
+    operators = [value for value in given if value is not None and not isinstance(value, list | tuple)]
+    scales = [value for value in given if isinstance(value, list | tuple)]
+    if len(args) > 2 or len(operators) > 1 or len(scales) > 1:
+        fail("dma_compute", given, "one list of scales and one operator")
+    for op in operators:
+        if operator(op, "dma_compute.reduce_op", 2).name != "add":
+            fail("dma_compute.reduce_op", op, "nl.add")
+    for scale in scales:
+        if any(value != 1.0 for value in scale):
+            fail("dma_compute.scales", scale, "1.0 for each source")

@@ -1,0 +1,146 @@
+"""Memory of one core: storages, which of their elements were written, and what SBUF and PSUM hold at a time.
+
+Sizes are those of trn2 and trn3 NeuronCores: SBUF 128 partitions of 192 KiB, PSUM 128 partitions of 8 banks of 2 KiB
+(AWS Neuron documentation, NKI architecture guides). A tensor occupies memory from its allocation until its last Python
+reference dies, so a loop that allocates a tile each time does not grow; a compiler may free earlier, hence the peak is
+an upper bound of what an allocator needs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_neuron.nki.standin.dtypes import DType
+
+PARTITIONS = 128
+SBUF_BYTES = 192 * 1024
+PSUM_BANKS = 8
+PSUM_BANK_BYTES = 2 * 1024
+PSUM_BYTES = PSUM_BANKS * PSUM_BANK_BYTES
+
+
+class Space:
+    """Bytes a partition in use in SBUF, or whole and shared banks in PSUM.
+
+    Tensors with a manual address count by the end of the highest one; the stand-in, like AWS's simulator, does not
+    alias tensors that share an address.
+    """
+
+    __slots__ = ("banks", "capacity", "live", "manual", "peak")
+
+    def __init__(self, capacity: int, banked: bool = False) -> None:
+        self.capacity = capacity
+        self.live = 0
+        self.peak = 0
+        self.manual: dict[int, int] = {}
+        self.banks: list[int] | None = [0] * PSUM_BANKS if banked else None
+
+    def take(self, size: int, address: int | None, key: int) -> Any:
+        """Reserve ``size`` bytes a partition; returns the claim for ``give``, or None when there is no room."""
+        if address is not None:
+            if address + size > self.capacity:
+                return None
+            self.manual[key] = address + size
+            claim: Any = ("manual", key)
+        elif self.banks is None:
+            self.live += size
+            claim = size
+        else:
+            claim = self._bank(size)
+            if claim is None:
+                return None
+        used = self.used()
+        if used > self.capacity:
+            self.give(claim)
+            return None
+        if used > self.peak:
+            self.peak = used
+        return claim
+
+    def used(self) -> int:
+        """Bytes a partition in use now."""
+        return self.live + (max(self.manual.values()) if self.manual else 0)
+
+    def give(self, claim: Any) -> None:
+        """Release what ``take`` returned."""
+        if type(claim) is int:
+            self.live -= claim
+        elif claim[0] == "manual":
+            self.manual.pop(claim[1], None)
+        else:
+            assert self.banks is not None
+            for bank in claim[1]:
+                self.banks[bank] -= claim[2]
+            self.live -= claim[2] * len(claim[1])
+
+    def _bank(self, size: int) -> tuple[str, range, int] | None:
+        """First bank with room; a tensor larger than a bank takes whole neighbouring banks."""
+        assert self.banks is not None
+        count = max(1, math.ceil(size / PSUM_BANK_BYTES))
+        each = size if count == 1 else PSUM_BANK_BYTES
+        for start in range(PSUM_BANKS - count + 1):
+            banks = range(start, start + count)
+            if all(self.banks[bank] + each <= PSUM_BANK_BYTES for bank in banks):
+                for bank in banks:
+                    self.banks[bank] += each
+                self.live += each * count
+                return ("bank", banks, each)
+        return None
+
+
+class Storage:
+    """The memory behind a tensor and all its views.
+
+    Attributes:
+        raw: the bytes.
+        numel: elements.
+        dtype: element type at allocation.
+        name: for messages.
+        buffer: ``hbm``, ``sbuf`` or ``psum``.
+        row: bytes of one partition (on chip), or of everything (HBM).
+        written: True when every element was written, False when none was, else one flag an element.
+        shared: whether both programs of a logical core see it.
+    """
+
+    __slots__ = (
+        "array",
+        "buffer",
+        "claim",
+        "dtype",
+        "name",
+        "numel",
+        "raw",
+        "row",
+        "shape",
+        "shared",
+        "space",
+        "written",
+    )
+
+    def __init__(self, shape: tuple[int, ...], dtype: DType, buffer: str, name: str, array: Any = None) -> None:
+        self.space: Space | None = None
+        self.claim: Any = None
+        self.shape = shape
+        self.dtype = dtype
+        self.buffer = buffer
+        self.name = name
+        self.numel = math.prod(shape)
+        self.written: bool | NDArray[np.bool_] = array is not None
+        self.array: NDArray[Any] = np.full(shape, dtype.fill, dtype.numpy) if array is None else array
+        self.raw = self.array.reshape(-1).view(np.uint8)
+        self.row = self.numel * dtype.itemsize // (shape[0] if buffer != "hbm" and shape[0] else 1)
+        self.shared = False
+
+    def __del__(self) -> None:
+        if self.space is not None:
+            self.space.give(self.claim)
+
+    def flags(self) -> NDArray[np.bool_]:
+        """One flag an element, made now if all were alike."""
+        if type(self.written) is bool:
+            self.written = np.full(self.numel, self.written, np.bool_)
+        return self.written  # type: ignore[return-value]
