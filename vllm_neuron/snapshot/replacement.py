@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -50,7 +51,7 @@ def replace(
     try:
         for name in tensors:
             module = match_modules(model, [name], "replace")[name]
-            handles.append(install_replacement(module, name, lambda name=name: next_tensor(name), at=at))
+            handles.append(install_replacement(module, name, partial(next_tensor, name), at=at))
         yield counts
     finally:
         for handle in handles:

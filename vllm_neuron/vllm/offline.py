@@ -3,22 +3,39 @@
 Every prompt goes through vLLM's scheduler and the runner's own steps. Prefilled positions get their logits because the
 request asks for prompt log-probabilities; the decoded ones are teacher-forced by a logits processor that allows the
 given next id only. The logits are taken at the model's head, before any processor.
+
+Engines can be started one after the other in a process; :meth:`EngineSource.close` leaves nothing behind but vLLM's
+imports. With tensor parallelism each rank is a process of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+import torch
 from torch import Tensor
 
-from vllm_neuron.accuracy.sources import Scored
+from vllm_neuron import envs
+from vllm_neuron.accuracy.sources import LayerKV, Scored
+from vllm_neuron.errors import ConfigError, ShapeError
+from vllm_neuron.snapshot.capture import Record
+from vllm_neuron.vllm.rows import LogitsBuffer
+from vllm_neuron.vllm.uninstalled import Uninstalled
+
+if TYPE_CHECKING:
+    from vllm_neuron.vllm.worker.tap import RankKV, Tapped
 
 # Number of the request, position of the first row, rows [R, V] float32: a piece of the logits as it was computed.
 OnRows = Callable[[int, int, Tensor], None]
+# Rows of a step whose logits come through a pipe from another process, all at once.
+PIPED_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -27,13 +44,14 @@ class EngineOptions:
 
     Attributes:
         dtype: ``float32`` or ``bfloat16``.
-        max_model_len: tokens of the longest prompt, and one more.
-        max_num_batched_tokens: chunk size of prefills; vLLM's default when None.
+        max_model_len: tokens of the longest prompt, and one more; the model's own length when None.
+        max_num_batched_tokens: chunk size of prefills; vLLM's default when None (256 with tensor parallelism, where
+            logits come from another process).
         max_num_seqs: rows of a decode, and rows of the head at a time.
         tensor_parallel_size: ranks, each a process of its own when more than one.
         kernels: ``auto``, ``off`` or ``require`` (``VLLM_NEURON_KERNELS``).
         enable_prefix_caching: as served; off by default, so that equal prefixes are computed each time.
-        kv_cache_bytes: of each rank.
+        kv_cache_bytes: of each rank; vLLM's ``kv_cache_memory_bytes``.
         neuron_config: the plugin's own.
         engine: any further options of ``vllm.LLM``.
     """
@@ -49,6 +67,29 @@ class EngineOptions:
     neuron_config: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
 
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of ``vllm.LLM``."""
+        from vllm_neuron.vllm import forcing
+
+        tokens = self.max_num_batched_tokens
+        if tokens is None and self.tensor_parallel_size > 1:
+            tokens = PIPED_TOKENS
+        given = {
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            "max_num_batched_tokens": tokens,
+            "max_num_seqs": self.max_num_seqs,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "kv_cache_memory_bytes": self.kv_cache_bytes,
+            "additional_config": {"neuron_config": dict(self.neuron_config)},
+            "logits_processors": [forcing.NAME],
+            "skip_tokenizer_init": True,
+            "disable_log_stats": True,
+            "seed": 0,
+        }
+        return {key: value for key, value in given.items() if value is not None} | dict(self.engine)
+
 
 class EngineSource:
     """A :class:`vllm_neuron.accuracy.sources.LogitsSource` over one engine; a context manager.
@@ -57,8 +98,12 @@ class EngineSource:
         model: checkpoint folder or model id.
         options: of the engine.
         kv: read the cache out after each prompt.
-        factory: ``package.module:Class`` of a model package that is not installed; ``paths`` go in front of
-            ``sys.path`` for it.
+        package: a model package that is not installed.
+        tokenizer_id: what :attr:`tokenizer_id` answers; the engine itself has no tokenizer.
+        scratch: folder for logits that are too many for memory; the system's own by default.
+
+    Raises:
+        ConfigError, UnsupportedError, CheckpointError: the engine can't be started so.
     """
 
     def __init__(
@@ -67,32 +112,230 @@ class EngineSource:
         options: EngineOptions | None = None,
         *,
         kv: bool = True,
-        factory: str | None = None,
-        paths: Sequence[Path] = (),
+        package: Uninstalled | None = None,
+        tokenizer_id: str | None = None,
+        scratch: Path | None = None,
     ) -> None:
-        raise NotImplementedError
+        self.options = options or EngineOptions()
+        self.kv, self.scratch, self.tokenizer_id = kv, scratch, tokenizer_id
+        self.dtype = self.options.dtype
+        self._listener: Callable[[Tapped], None] | None = None
+        self._requests = 0
+        with ExitStack() as stack:
+            stack.enter_context(_environment(self.options))
+            if package is not None:
+                stack.enter_context(package.importable())
+            self._llm = self._start(str(model))
+            stack.callback(self._shut_down)
+            self._direct = self.options.tensor_parallel_size == 1
+            self._llm.collective_rpc("tap_logits", args=(self._hear,) if self._direct else ())
+            self._leaving = stack.pop_all()
+        self.vocab_size = int(self._llm.model_config.get_vocab_size())
+        self.name = f"{package.name if package else 'the served package'} on vLLM, {self._how()}"
+
+    def _start(self, model: str) -> Any:
+        from vllm_neuron.vllm.adapter import get_adapter
+
+        get_adapter()
+        from vllm.platforms import current_platform
+
+        if not current_platform.is_out_of_tree():
+            raise ConfigError(
+                "platform",
+                current_platform.device_name,
+                "vllm_neuron's own",
+                "Set VLLM_NEURON_CPU_MODE before vLLM is imported; `onboard doctor` says what is in the way.",
+            )
+        from vllm import LLM
+
+        with _quiet("vllm.renderers.base"):
+            return LLM(model, **self.options.arguments())
+
+    def _how(self) -> str:
+        o = self.options
+        parts = [o.dtype, f"TP {o.tensor_parallel_size}" if o.tensor_parallel_size > 1 else ""]
+        parts.append(f"chunks of {o.max_num_batched_tokens}" if o.max_num_batched_tokens else "")
+        parts.append("" if o.kernels == "auto" else f"kernels {o.kernels}")
+        return ", ".join(part for part in parts if part)
 
     def score(self, prompt_ids: Sequence[int], steps: int) -> Scored:
-        """See :class:`~vllm_neuron.accuracy.sources.LogitsSource`."""
-        raise NotImplementedError
+        """See :class:`~vllm_neuron.accuracy.sources.LogitsSource`.
+
+        Large logits lie in a file that is gone when nobody refers to them any more.
+
+        Raises:
+            ShapeError: no ids, ``steps`` out of range, or a prompt that the engine has no room for.
+        """
+        buffer = LogitsBuffer(len(prompt_ids), self.vocab_size, self.scratch)
+        scored = self.stream([(prompt_ids, steps)], lambda _, position, rows: buffer.write(position, rows))[0]
+        return Scored(buffer.filled(), scored.seen_ids, kv=scored.kv, partial=scored.partial, notes=scored.notes)
 
     def stream(self, prompts: Sequence[tuple[Sequence[int], int]], on_rows: OnRows) -> list[Scored]:
         """Score prompts side by side, as the scheduler batches them, without keeping their logits.
 
         Args:
             prompts: ``(ids, steps)`` of each, as in :meth:`score`.
-            on_rows: gets each piece of logits when it is computed; the pieces of one prompt come in order.
+            on_rows: gets each piece of logits when it is computed, to be read before it returns; the pieces of one
+                prompt come in order, without gaps.
 
         Returns:
-            One for each prompt, ``logits_TV`` None.
+            One for each prompt, ``logits_TV`` None; ``partial`` where the engine ended a request early.
+
+        Raises:
+            ShapeError: as :meth:`score`.
         """
-        raise NotImplementedError
+        runs = [self._submit(number, ids, steps) for number, (ids, steps) in enumerate(prompts)]
+        by_id = {run.internal: run for run in runs}
+        self._listener = lambda piece: _hand_on(by_id, piece, on_rows)
+        engine = self._llm.llm_engine
+        try:
+            while engine.has_unfinished_requests():
+                outputs = engine.step()
+                if not self._direct:
+                    for piece in self._llm.collective_rpc("take_logits")[0]:
+                        self._hear(piece)
+                for output in outputs:
+                    if output.finished:
+                        self._finish(runs[int(output.request_id.rpartition(".")[2])], output)
+        finally:
+            self._listener = None
+            left = [run.internal for run in runs if not run.done]
+            if left:
+                engine.abort_request(left, internal=True)
+        return [run.scored() for run in runs]
+
+    def _hear(self, piece: Tapped) -> None:
+        if self._listener is not None:
+            self._listener(piece)
+
+    def _submit(self, number: int, prompt_ids: Sequence[int], steps: int) -> _Run:
+        from vllm import SamplingParams
+
+        ids = [int(token) for token in prompt_ids]
+        if not ids or not 0 <= steps < len(ids):
+            raise ShapeError("steps", steps, f"0 to {len(ids) - 1}, with {len(ids)} prompt ids")
+        longest = self._llm.model_config.max_model_len
+        if len(ids) >= longest:
+            raise ShapeError("prompt ids", len(ids), f"fewer than max_model_len {longest}", "Start it with more.")
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=steps + 1,
+            ignore_eos=True,
+            prompt_logprobs=0,
+            detokenize=False,
+            extra_args={"forced_ids": ids[len(ids) - steps :]} if steps else None,
+        )
+        self._requests += 1
+        prompt = {"prompt_token_ids": ids[: len(ids) - steps]}
+        internal = self._llm.llm_engine.add_request(f"score-{self._requests}.{number}", prompt, params)
+        return _Run(internal, number, len(ids))
+
+    def _finish(self, run: _Run, output: Any) -> None:
+        run.done = True
+        completion = output.outputs[0]
+        if run.next < run.length or completion.finish_reason != "length":
+            why = completion.stop_reason or completion.finish_reason
+            run.notes.append(f"the engine ended the request after position {run.next - 1}: {why}")
+        elif self.kv:
+            ranks = self._llm.collective_rpc("read_kv", args=(run.internal, run.length))
+            run.kv = tuple(_joined(parts) for parts in zip(*ranks, strict=True))
+
+    @contextmanager
+    def modules(self, patterns: Sequence[str]) -> Iterator[Callable[[], list[Record]]]:
+        """Record modules while the block lasts; the callable gives, and forgets, what came so far, rank by rank.
+
+        Args:
+            patterns: see :func:`vllm_neuron.snapshot.patterns.compile_pattern`.
+
+        Raises:
+            ConfigError: a pattern that fits no module.
+        """
+        self._llm.collective_rpc("tap_modules", args=(tuple(patterns),))
+        try:
+            yield lambda: [record for rank in self._llm.collective_rpc("take_modules") for record in rank]
+        finally:
+            self._llm.collective_rpc("untap_modules")
 
     def close(self) -> None:
         """Shut the engine down; another one can be started in this process."""
+        self._leaving.close()
+
+    def _shut_down(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+        gc.collect()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+@dataclass
+class _Run:
+    """One prompt on its way: ``next`` is the first position whose logits have not come."""
+
+    internal: str
+    number: int
+    length: int
+    next: int = 0
+    done: bool = False
+    kv: tuple[LayerKV, ...] | None = None
+    ids: dict[int, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def scored(self) -> Scored:
+        seen = tuple(self.ids[position] for position in sorted(self.ids))
+        return Scored(None, seen, kv=self.kv, partial=self.next < self.length, notes=tuple(self.notes))
+
+
+def _hand_on(runs: Mapping[str, _Run], piece: Tapped, on_rows: OnRows) -> None:
+    """Pass on the rows that are new: the end of a chunk comes twice, and a preempted request from its start again."""
+    from vllm_neuron.vllm.worker.tap import RanIds
+
+    run = runs.get(piece.request)
+    if run is None:
+        return
+    if isinstance(piece, RanIds):
+        run.ids.update({piece.position + i: token for i, token in enumerate(piece.ids)})
+        return
+    known = run.next - piece.position
+    assert known >= 0, f"logits of position {run.next} are missing"
+    rows = piece.rows_RV[known : known + run.length - run.next]
+    if rows.shape[0]:
+        on_rows(run.number, run.next, rows)
+        run.next += rows.shape[0]
+
+
+def _joined(parts: Sequence[RankKV]) -> LayerKV:
+    """One layer's cache of all ranks, each head once: neighbouring ranks may hold the same one, bit for bit."""
+    kept = [parts[0]]
+    for part in parts[1:]:
+        if not torch.equal(part.keys_SKD, kept[-1].keys_SKD) or not torch.equal(part.values_SKD, kept[-1].values_SKD):
+            kept.append(part)
+    first = parts[0]
+    keys = torch.cat([part.keys_SKD for part in kept], dim=1)
+    values = torch.cat([part.values_SKD for part in kept], dim=1)
+    layer = next(int(piece) for piece in first.name.split(".") if piece.isdigit())
+    return LayerKV(layer, keys, values, first.start, first.name)
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Hide a logger's warnings: vLLM warms chat templates up, and prints a traceback where there is no tokenizer."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def _environment(options: EngineOptions) -> Iterator[None]:
+    """The variables of an engine whose core runs in this process; put back afterwards."""
+    changes = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NEURON_KERNELS": options.kernels}
+    with envs.changed(changes):
+        yield

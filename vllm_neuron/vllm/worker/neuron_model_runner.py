@@ -22,6 +22,7 @@ from vllm_neuron.model.interface import NeuronModel
 from vllm_neuron.model.kv_cache import KVBinding
 from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.parallel import get_tp_group
+from vllm_neuron.snapshot.label import Span
 from vllm_neuron.step import Phase
 from vllm_neuron.vllm.adapter import Adapter
 from vllm_neuron.vllm.worker import kv
@@ -31,6 +32,7 @@ from vllm_neuron.vllm.worker.prompt_logprobs import PromptLogprobs
 from vllm_neuron.vllm.worker.requests import Requests
 from vllm_neuron.vllm.worker.sampling import RankZeroSampler, rows_not_finite
 from vllm_neuron.vllm.worker.warmup import empty_work
+from vllm_neuron.vllm.worker.watch import Watch, cut
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class NeuronModelRunner:
             model.vocab_size,
             raw_logits="logits" in vllm_config.model_config.logprobs_mode,
         )
+        self.watch = Watch(model)
         self.visited: set[Shape] = set()
         self.warm = False
         self._pending: _Pending | None = None
@@ -125,6 +128,7 @@ class NeuronModelRunner:
             self.model.compute_logits(torch.zeros(rows, self.hidden_size, dtype=self.dtype))
         self.visited.update(shapes)
         self.warm = True
+        self.watch.warmed_up()
         seconds = time.perf_counter() - begin
         logger.info("Warm-up: %d of %d shapes run, %.1f s", len(run), len(shapes), seconds)
         return seconds
@@ -165,7 +169,8 @@ class NeuronModelRunner:
                 if self.prompt_logprobs:
                     self._collect_prompt_logprobs(piece, hidden_TH, prompt_logprobs)
                 last_RH.append((piece.rows, _last(piece, hidden_TH)))
-        logits_BV = self._row_logits(last_RH, len(batch.scheduled))
+        logits_BV = self._row_logits(last_RH, batch)
+        self.watch.flush()
         done = batch.computed + batch.scheduled >= self.requests.batch.num_tokens_no_spec[: len(batch.computed)]
         self._pending = _Pending(
             output, logits_BV, np.flatnonzero(~done).tolist(), rows_not_finite(logits_BV), prompt_logprobs
@@ -211,18 +216,23 @@ class NeuronModelRunner:
             self.visited.add(work.shape)
         phase, size, context = work.shape
         metrics.STEPS.record(phase.value, size, context, real=sum(work.counts), padded=work.step.tokens)
-        return self.model.forward(work.step)
+        if not self.warm:
+            return self.model.forward(work.step)
+        names = self.requests.batch.req_ids
+        return self.watch.forward(work, [names[row] for row in work.rows])
 
-    def _row_logits(self, parts: list[tuple[tuple[int, ...], Tensor]], rows: int) -> Tensor:
+    def _row_logits(self, parts: list[tuple[tuple[int, ...], Tensor]], batch: Batch) -> Tensor:
         """float32 [rows, V]: the logits of each row's last token, in the batch's order."""
-        if len(parts) == 1 and parts[0][0] == tuple(range(rows)):
-            return self._logits(parts[0][1])
+        last = (batch.computed + batch.scheduled - 1).tolist()
+        spans = [Span(self.requests.batch.req_ids[row], row, 1, position) for row, position in enumerate(last)]
+        if len(parts) == 1 and parts[0][0] == tuple(range(len(last))):
+            return self._logits(parts[0][1], spans)
         hidden_RH = torch.cat([part for _, part in parts])
         order = torch.tensor([row for some, _ in parts for row in some])
-        return self._logits(hidden_RH[torch.argsort(order)])
+        return self._logits(hidden_RH[torch.argsort(order)], spans)
 
-    def _logits(self, hidden_RH: Tensor) -> Tensor:
-        """The head, on rows padded to a bucket and no more than the largest at a time."""
+    def _logits(self, hidden_RH: Tensor, spans: list[Span]) -> Tensor:
+        """The head, on rows padded to a bucket and no more than the largest at a time; ``spans`` say whose they are."""
         largest = self.buckets.rows[-1]
         done = []
         for start in range(0, hidden_RH.shape[0], largest):
@@ -231,7 +241,7 @@ class NeuronModelRunner:
             missing = self.buckets.row_bucket(rows) - rows
             if missing:
                 part = torch.cat((part, part.new_zeros(missing, part.shape[1])))
-            done.append(self.model.compute_logits(part)[:rows])
+            done.append(self.watch.logits(part, cut(spans, start, rows))[:rows])
         return done[0] if len(done) == 1 else torch.cat(done)
 
     def _collect_prompt_logprobs(self, work: Work, hidden_TH: Tensor, found: dict[str, LogprobsTensors | None]) -> None:

@@ -28,11 +28,12 @@ from vllm_neuron.vllm.adapter import get_adapter
 from vllm_neuron.vllm.general import log_like_vllm
 from vllm_neuron.vllm.worker import kv
 from vllm_neuron.vllm.worker.neuron_model_runner import NeuronModelRunner
+from vllm_neuron.vllm.worker.tap import Inspection
 
 logger = logging.getLogger(__name__)
 
 
-class NeuronWorker(WorkerBase):
+class NeuronWorker(Inspection, WorkerBase):
     """vLLM 0.32 worker; see :class:`vllm.v1.worker.worker_base.WorkerBase` for the order of the calls."""
 
     def __init__(

@@ -11,6 +11,8 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
+from vllm_neuron.snapshot.label import Span
+
 # Positions whose logits are held at a time: 64 rows of a 262,144-word vocabulary are 67 MB.
 AT_ONCE = 64
 
@@ -20,13 +22,13 @@ class PromptLogprobs:
 
     Args:
         sampler: vLLM's; its log-softmax and gather are used.
-        logits: hidden states [R, H] -> float32 logits [R, V]; a collective on all ranks.
+        logits: hidden states [R, H], and whose they are -> float32 logits [R, V]; a collective on all ranks.
         vocab_size: V, which the count -1 stands for.
         raw_logits: give logits in place of log probabilities (vLLM's ``logprobs_mode``).
     """
 
     def __init__(
-        self, sampler: Sampler, logits: Callable[[Tensor], Tensor], vocab_size: int, *, raw_logits: bool
+        self, sampler: Sampler, logits: Callable[[Tensor, list[Span]], Tensor], vocab_size: int, *, raw_logits: bool
     ) -> None:
         self.sampler, self.logits, self.vocab_size, self.raw_logits = sampler, logits, vocab_size, raw_logits
         self.wanted: dict[str, int] = {}
@@ -63,15 +65,15 @@ class PromptLogprobs:
         rows = min(hidden_QH.shape[0], len(prompt) - 1 - start)
         for first in range(0, rows, AT_ONCE):
             last = min(first + AT_ONCE, rows)
-            self._fill(whole, start + first, hidden_QH[first:last], prompt[start + 1 + first : start + 1 + last], count)
+            logits = self.logits(hidden_QH[first:last], [Span(state.req_id, 0, last - first, start + first)])
+            self._fill(whole, start + first, logits, prompt[start + 1 + first : start + 1 + last], count)
         if start + hidden_QH.shape[0] < len(prompt):
             return None
         del self.wanted[state.req_id]
         state.in_progress_prompt_logprobs_cpu = None
         return whole
 
-    def _fill(self, whole: LogprobsTensors, start: int, hidden_RH: Tensor, targets: list[int], count: int) -> None:
-        logits = self.logits(hidden_RH)
+    def _fill(self, whole: LogprobsTensors, start: int, logits: Tensor, targets: list[int], count: int) -> None:
         scores = logits if self.raw_logits else self.sampler.compute_logprobs(logits)
         found = self.sampler.gather_logprobs(scores, count, torch.tensor(targets, dtype=torch.int64))
         part = slice(start, start + len(targets))
