@@ -1,0 +1,502 @@
+"""Flash attention: prefill over dense keys and values, and several queries over the paged cache.
+
+Layouts (HBM): q [B, Q, N, D], k [B, S, K, D], v [B, S, K, E], mask uint8 [B, Q, S], out [B, Q, N, E]; paged: pages
+[blocks * block_size, K * (D + E)] (a token a row, keys of all heads first) and slots int32 [B, S], the row of each key.
+G = N / K queries share a key. D is split into chunks of 128, E is at most 512.
+
+On chip, for a tile of 128 queries and a section of up to 2,048 keys: scores [queries, keys] from q^T [D, queries] and
+k^T [D, keys] (tensor engine); masked while they leave PSUM, with the row maximum in the same pass (vector engine);
+exponentials and their row sums (scalar engine); the weights transposed to [keys, queries] by DMA where 128 x 128 blocks
+of a 2-byte type allow it, else on the tensor engine; the product with v [keys, E] accumulates in PSUM. Between sections
+maxima, sums and products are rescaled (online softmax). Masked scores are a large finite number, so a tile without a
+visible key gives no NaN.
+
+Cost bound: 2 * S cycles of the tensor engine a tile and head at D = E = 128, and half of that with ``causal``, which
+leaves out the key blocks past the last query of a tile. Transposes of q and k add about S / 16 + 128.
+
+Two programs of a logical core divide the KV heads; else the query tiles in turn; else the query heads of the one KV
+head.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_neuron.nki.api import nisa, nki, nl
+
+P = 128
+BANK = 512
+SECTION = 2048
+STATE_BYTES = 64 * 1024
+MASKED = -1.0e30
+
+
+@dataclass
+class Job(nl.NKIObject):  # type: ignore[misc]
+    """Sizes and operands of one call; a score leaves PSUM as ``tanh(score * inner)`` with a soft cap, else as it is,
+    and counts ``factor`` times.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    slots: Any
+    mask: Any
+    bias: Any
+    out: Any
+    sinks: Any
+    ident: Any
+    queries: int
+    keys: int
+    kv_heads: int
+    group: int
+    size: int
+    value_size: int
+    value_start: int
+    run: int
+    factor: float
+    inner: float
+    causal: bool
+
+
+@nki.jit
+def flash_attention_kernel(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    scale: float,
+    softcap: Any = None,
+    sinks: Any = None,
+    bias: Any = None,
+    causal: bool = False,
+) -> Any:
+    """Attention over dense keys and values.
+
+    Args:
+        q, k, v, mask: see the module; one type, fp32 or 2 bytes.
+        scale: factor on the scores, above 0.
+        softcap: scores become ``softcap * tanh(score / softcap)``, or None.
+        sinks: fp32 [1, N], one more logit a head that takes weight and gives nothing, or None.
+        bias: fp32 [B, N, Q, S], added after the soft cap, or None.
+        causal: key j is masked for query i where ``j > i + S - Q``, and never read.
+    """
+    batch, queries, heads, size = q.shape
+    keys, kv_heads, value_size = k.shape[1], k.shape[2], v.shape[3]
+    out = nl.ndarray((batch, queries, heads, value_size), dtype=q.dtype, buffer=nl.shared_hbm)
+    factor, inner = _factors(scale, softcap)
+    job = Job(
+        q=q, k=k, v=v, slots=None, mask=mask, bias=bias, out=out, queries=queries, keys=keys, kv_heads=kv_heads,
+        sinks=_sinks(sinks, factor, bias), ident=_identity(q.dtype), group=heads // kv_heads, size=size,
+        value_size=value_size, value_start=0, run=1, factor=factor, inner=inner, causal=causal,
+    )  # fmt: skip
+    for b in range(batch):
+        _row(job, b)
+    return out
+
+
+@nki.jit
+def segmented_attention_kernel(
+    q: Any,
+    pages: Any,
+    slots: Any,
+    mask: Any,
+    scale: float,
+    kv_heads: int,
+    value_size: int,
+    value_start: int,
+    run: int,
+    softcap: Any = None,
+    sinks: Any = None,
+    bias: Any = None,
+) -> Any:
+    """Attention of several queries over the paged cache, keys and values gathered once for each bundle of query tiles.
+
+    Args:
+        q, pages, slots, mask, scale, softcap, sinks, bias: see the module and ``flash_attention_kernel``.
+        kv_heads: K.
+        value_size: E.
+        value_start: column of the first value in a row: K * D, or 0 where keys are their own values (latent).
+        run: a power of two that divides the block size: so many slots follow each other in memory.
+    """
+    batch, queries, heads, size = q.shape
+    out = nl.ndarray((batch, queries, heads, value_size), dtype=q.dtype, buffer=nl.shared_hbm)
+    factor, inner = _factors(scale, softcap)
+    job = Job(
+        q=q, k=pages, v=pages, slots=slots, mask=mask, bias=bias, out=out, queries=queries, keys=slots.shape[1],
+        kv_heads=kv_heads, sinks=_sinks(sinks, factor, bias), ident=_identity(q.dtype), group=heads // kv_heads,
+        size=size, value_size=value_size, value_start=value_start, run=run, factor=factor, inner=inner, causal=False,
+    )  # fmt: skip
+    for b in range(batch):
+        _row(job, b)
+    return out
+
+
+def _factors(scale: float, softcap: Any) -> Any:
+    """What a score counts after it left PSUM, and its factor inside of tanh."""
+    if softcap == None:  # noqa: E711
+        return scale, 0.0
+    return softcap, scale / softcap
+
+
+def _identity(dtype: Any) -> Any:
+    """An identity [128, 128] in SBUF, for transposes."""
+    return nl.shared_identity_matrix(n=P, dtype=dtype)
+
+
+def _sinks(sinks: Any, factor: float, bias: Any) -> Any:
+    """Sinks on all partitions, [128, N], in the unit of the scores; None without."""
+    if sinks == None:  # noqa: E711
+        return None
+    heads = sinks.shape[1]
+    tile = nl.ndarray((P, heads), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=sinks.ap([[0, P], [1, heads]]))
+    if bias == None:  # noqa: E711
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=1.0 / factor)
+    return tile
+
+
+def _row(job: Any, b: int) -> None:
+    """All heads of one row of the batch: this program's share."""
+    tiles = (job.queries + P - 1) // P
+    programs, program = 1, 0
+    if nl.program_ndim() > 0:
+        programs, program = nl.num_programs(0), nl.program_id(0)
+    first_kv, last_kv, step, first_tile, first_g, last_g = 0, job.kv_heads, 1, 0, 0, job.group
+    if programs > 1:
+        if job.kv_heads % programs == 0:
+            first_kv = program * (job.kv_heads // programs)
+            last_kv = first_kv + job.kv_heads // programs
+        elif tiles > 1:
+            step, first_tile = programs, program
+        else:
+            share = (job.group + programs - 1) // programs
+            first_g, last_g = program * share, min(job.group, (program + 1) * share)
+    for kv in range(first_kv, last_kv):
+        if first_g < last_g:
+            _kv_head(job, b, kv, first_tile, step, first_g, last_g)
+
+
+def _kv_head(job: Any, b: int, kv: int, first_tile: int, step: int, first_g: int, last_g: int) -> None:
+    """Bundles of query tiles and heads whose state fits, each over all sections of the keys."""
+    chunks = (job.size + P - 1) // P
+    tiles = (job.queries + P - 1) // P
+    own = (tiles - first_tile + step - 1) // step
+    width = 4 if job.q.dtype == nl.float32 else 2
+    unit = P * chunks * width + 4 * job.value_size + 8
+    heads = max(1, min(last_g - first_g, STATE_BYTES // unit))
+    bundle = max(1, STATE_BYTES // (heads * unit))
+    loaded = None
+    if job.keys <= SECTION:
+        loaded = _load(job, b, kv, 0, job.keys)
+    for start in range(0, own, bundle):
+        count = min(bundle, own - start)
+        for g in range(first_g, last_g, heads):
+            _bundle(job, b, kv, first_tile + start * step, step, count, g, min(heads, last_g - g), loaded)
+
+
+def _bundle(
+    job: Any, b: int, kv: int, first_tile: int, step: int, count: int, g: int, heads: int, loaded: Any
+) -> None:
+    """``count`` query tiles, ``step`` apart, of ``heads`` query heads from ``g`` on."""
+    qt = _queries(job, b, kv, first_tile, step, count, g, heads)
+    state_m = nl.ndarray((P, count, heads), dtype=nl.float32, buffer=nl.sbuf)
+    state_l = nl.ndarray((P, count, heads), dtype=nl.float32, buffer=nl.sbuf)
+    state_o = nl.ndarray((P, count, heads, job.value_size), dtype=nl.float32, buffer=nl.sbuf)
+    for start in range(0, job.keys, SECTION):
+        size = min(SECTION, job.keys - start)
+        last_query = min(job.queries, (first_tile + (count - 1) * step) * P + P)
+        if job.causal and start >= last_query + job.keys - job.queries and start > 0:
+            continue
+        kt_v = loaded
+        if loaded == None:  # noqa: E711
+            kt_v = _load(job, b, kv, start, size)
+        for i in range(count):
+            q0 = (first_tile + i * step) * P
+            rows = min(P, job.queries - q0)
+            seen = size
+            if job.causal:
+                seen = min(size, q0 + rows + job.keys - job.queries - start)
+            if seen > 0:
+                mask = nl.ndarray((P, size), dtype=nl.uint8, buffer=nl.sbuf)
+                nisa.dma_copy(dst=mask[:rows, :seen], src=job.mask[b, q0 : q0 + rows, start : start + seen])
+                if job.causal and q0 + job.keys - job.queries < start + seen - 1:
+                    _after(job, mask, q0, rows, start, seen)
+                for j in range(heads):
+                    head = kv * job.group + g + j
+                    bias = _bias(job, b, head, q0, rows, start, seen)
+                    _tile(
+                        job, qt[:, :, i, j, :], kt_v, mask, bias, head, rows, seen, start == 0,
+                        state_m[:, i, j : j + 1], state_l[:, i, j : j + 1], state_o[:, i, j, :],
+                    )  # fmt: skip
+    for i in range(count):
+        q0 = (first_tile + i * step) * P
+        rows = min(P, job.queries - q0)
+        _store(job, b, kv * job.group + g, heads, q0, rows, state_l[:rows, i, :], state_o[:rows, i, :, :])
+
+
+def _after(job: Any, mask: Any, q0: int, rows: int, start: int, seen: int) -> None:
+    """Clear the mask where a key comes after its query: key ``start + j``, query ``q0 + p``."""
+    last = q0 + job.keys - job.queries - start
+    begin = max(0, last)
+    part = mask[:rows, begin:seen]
+    nisa.affine_select(
+        dst=part,
+        pattern=[[-1, seen - begin]],
+        offset=last - begin,
+        channel_multiplier=1,
+        on_true_tile=part,
+        on_false_value=0.0,
+        cmp_op=nl.greater_equal,
+    )
+
+
+def _transposed(dst: Any, tiles: Any, at: int, count: int, rows: int, column: int, size: int) -> None:
+    """``dst[:size, i, :rows] = tiles[:rows, at + i, column : column + size].T``, a PSUM bank at a time."""
+    per = BANK * 4 // P // (4 if tiles.dtype == nl.float32 else 2)
+    for start in range(0, count, per):
+        n = min(per, count - start)
+        psum = nl.ndarray((P, per, P), dtype=tiles.dtype, buffer=nl.psum)
+        for i in range(n):
+            nisa.nc_transpose(
+                dst=psum[:size, i, :rows],
+                data=tiles[:rows, at + start + i, column : column + size],
+                engine=nisa.engine.tensor,
+            )
+        nisa.tensor_copy(dst=dst[:size, start : start + n, :rows], src=psum[:size, :n, :rows])
+
+
+def _queries(job: Any, b: int, kv: int, first_tile: int, step: int, count: int, g: int, heads: int) -> Any:
+    """q^T [D of a chunk, chunk, tile, head, query]."""
+    chunks = (job.size + P - 1) // P
+    head = kv * job.group + g
+    qt = nl.ndarray((P, chunks, count, heads, P), dtype=job.q.dtype, buffer=nl.sbuf)
+    for i in range(count):
+        q0 = (first_tile + i * step) * P
+        rows = min(P, job.queries - q0)
+        tile = nl.ndarray((P, heads, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile[:rows, :, :], src=job.q[b, q0 : q0 + rows, head : head + heads, :])
+        for c in range(chunks):
+            _transposed(qt[:, c, i, :, :], tile, 0, heads, rows, c * P, min(P, job.size - c * P))
+    return qt
+
+
+def _load(job: Any, b: int, kv: int, start: int, size: int) -> Any:
+    """k^T [D of a chunk, chunk, key] and v [key of a tile, tile, E] of a section.
+
+    Dense, key j is column j. Paged, each of 128 partitions holds neighbouring keys, so that runs of them are read at
+    once: with t = size // 128, key p * t + i is column i * 128 + p; the last ``size % 128`` keys are in order.
+    """
+    full, rest = size // P, size % P
+    tiles = full + (1 if rest > 0 else 0)
+    k = nl.ndarray((P, tiles, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
+    v = nl.ndarray((P, tiles, job.value_size), dtype=job.q.dtype, buffer=nl.sbuf)
+    if job.slots == None:  # noqa: E711
+        _dense(job.k, k, b, kv, start, full, rest)
+        _dense(job.v, v, b, kv, start, full, rest)
+    else:
+        if full > 0:
+            _gather(job, k, v, b, kv, start, P, full, 0)
+        if rest > 0:
+            _gather(job, k, v, b, kv, start + full * P, rest, 1, full)
+    chunks = (job.size + P - 1) // P
+    kt = nl.ndarray((P, chunks, tiles, P), dtype=job.q.dtype, buffer=nl.sbuf)
+    for c in range(chunks):
+        width = min(P, job.size - c * P)
+        if full > 0:
+            _transposed(kt[:, c, :full, :], k, 0, full, P, c * P, width)
+        if rest > 0:
+            _transposed(kt[:, c, full:, :], k, full, 1, rest, c * P, width)
+    return kt, v
+
+
+def _dense(x: Any, dst: Any, b: int, kv: int, start: int, full: int, rest: int) -> None:
+    """Keys or values [B, S, K, width] of one head into tiles of 128 keys."""
+    _, keys, heads, width = x.shape
+    row = heads * width
+    base = (b * keys + start) * row + kv * width
+    if full > 0:
+        source = x.ap([[row, P], [P * row, full], [1, width]], offset=base)
+        nisa.dma_copy(dst=dst[:, :full, :], src=source)
+    if rest > 0:
+        nisa.dma_copy(dst=dst[:rest, full, :], src=x.ap([[row, rest], [1, width]], offset=base + full * P * row))
+
+
+def _gather(job: Any, k: Any, v: Any, b: int, kv: int, start: int, partitions: int, each: int, tile: int) -> None:
+    """Rows of the cache: ``each`` neighbouring keys a partition, into tiles ``tile`` to ``tile + each``."""
+    slots = nl.ndarray((P, each), dtype=nl.int32, buffer=nl.sbuf)
+    offset = b * job.keys + start
+    nisa.dma_copy(dst=slots[:partitions, :], src=job.slots.ap([[each, partitions], [1, each]], offset=offset))
+    run = _run(each, job.run)
+    row = job.k.shape[1]
+    for i in range(0, each, run):
+        index = slots[:partitions, i : i + 1]
+        keys = job.k.ap(
+            [[row, partitions], [row, run], [1, job.size]],
+            offset=kv * job.size, vector_offset=index, indirect_dim=0,
+        )  # fmt: skip
+        nisa.dma_copy(dst=k[:partitions, tile + i : tile + i + run, :], src=keys)
+        if job.value_start > 0:
+            values = job.v.ap(
+                [[row, partitions], [row, run], [1, job.value_size]],
+                offset=job.value_start + kv * job.value_size, vector_offset=index, indirect_dim=0,
+            )  # fmt: skip
+            nisa.dma_copy(dst=v[:partitions, tile + i : tile + i + run, :], src=values)
+    if job.value_start == 0:
+        nisa.tensor_copy(
+            dst=v[:partitions, tile : tile + each, :], src=k[:partitions, tile : tile + each, : job.value_size]
+        )
+
+
+def _run(each: int, run: int) -> int:
+    """The largest power of two that divides both."""
+    size = 1
+    while each % (2 * size) == 0 and run % (2 * size) == 0:
+        size = 2 * size
+    return size
+
+
+def _bias(job: Any, b: int, head: int, q0: int, rows: int, start: int, seen: int) -> Any:
+    """The bias of one head, query tile and section, or None."""
+    if job.bias == None:  # noqa: E711
+        return None
+    tile = nl.ndarray((P, seen), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile[:rows, :], src=job.bias[b, head, q0 : q0 + rows, start : start + seen])
+    return tile
+
+
+def _columns(job: Any, tile: Any, rows: int, seen: int, start: int, size: int) -> Any:
+    """The part of a tile [query, key] for ``size`` columns of the scores from ``start`` on (see ``_load``)."""
+    full = seen // P
+    if job.slots == None or start >= full * P or full == 1:  # noqa: E711
+        return tile[:rows, start : start + size]
+    ordered = tile[:rows, : full * P].reshape((rows, P, full)).permute((0, 2, 1))
+    return ordered[:, start // P : (start + size) // P, :]
+
+
+def _tile(
+    job: Any, qt: Any, kt_v: Any, mask: Any, bias: Any, head: int, rows: int, seen: int, first: bool,
+    state_m: Any, state_l: Any, state_o: Any,
+) -> None:  # fmt: skip
+    """One query tile and head over ``seen`` keys of a section: updates maximum, sum and weighted values."""
+    scores = nl.ndarray((P, seen), dtype=nl.float32, buffer=nl.sbuf)
+    factor = job.factor if job.bias == None else 1.0  # noqa: E711
+    top = _scores(job, qt, kt_v[0], mask, bias, rows, seen, scores)
+    if not first:
+        nisa.tensor_tensor(dst=top[:rows, :], data1=top[:rows, :], data2=state_m[:rows, :], op=nl.maximum)
+    elif job.sinks != None:  # noqa: E711
+        sink = job.sinks[:rows, head : head + 1]
+        nisa.tensor_tensor(dst=top[:rows, :], data1=top[:rows, :], data2=sink, op=nl.maximum)
+    shift = nl.ndarray((P, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=shift[:rows, :], data=top[:rows, :], op0=nl.multiply, operand0=-factor)
+    weights = nl.ndarray((P, seen), dtype=job.q.dtype, buffer=nl.sbuf)
+    total = nl.ndarray((P, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation_reduce(
+        dst=weights[:rows, :], op=nl.exp, data=scores[:rows, :], reduce_op=nl.add, reduce_res=total[:rows, :],
+        bias=shift[:rows, :], scale=factor,
+    )  # fmt: skip
+    product = _weighted(job, weights, kt_v[1], rows, seen)
+    other = None
+    if not first:
+        other = state_m
+    elif job.sinks != None:  # noqa: E711
+        other = job.sinks[:, head : head + 1]
+    decay = nl.ndarray((P, 1), dtype=nl.float32, buffer=nl.sbuf)
+    if other != None:  # noqa: E711
+        nisa.activation(
+            dst=decay[:rows, :], op=nl.exp, data=other[:rows, :], bias=shift[:rows, :], scale=factor
+        )
+    if first:
+        nisa.tensor_copy(dst=state_o[:rows, :], src=product[:rows, :])
+        if other != None:  # noqa: E711
+            nisa.tensor_tensor(dst=state_l[:rows, :], data1=total[:rows, :], data2=decay[:rows, :], op=nl.add)
+        else:
+            nisa.tensor_copy(dst=state_l[:rows, :], src=total[:rows, :])
+    else:
+        _add_scaled(state_o[:rows, :], decay[:rows, :], product[:rows, :])
+        _add_scaled(state_l[:rows, :], decay[:rows, :], total[:rows, :])
+    nisa.tensor_copy(dst=state_m[:rows, :], src=top[:rows, :])
+
+
+def _add_scaled(x: Any, factor: Any, y: Any) -> None:
+    """``x = x * factor + y`` with a factor a partition."""
+    nisa.scalar_tensor_tensor(dst=x, data=x, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=y)
+
+
+def _scores(job: Any, qt: Any, kt: Any, mask: Any, bias: Any, rows: int, seen: int, scores: Any) -> Any:
+    """Masked scores into ``scores`` [query, key]; returns their maximum a row, [128, 1]."""
+    chunks = (job.size + P - 1) // P
+    columns = kt.reshape((P, chunks, kt.shape[2] * P))
+    ordered = seen
+    if job.slots != None:  # noqa: E711
+        ordered = seen // P * P
+    banks = (ordered + BANK - 1) // BANK + (1 if ordered < seen else 0)
+    tops = nl.ndarray((P, banks), dtype=nl.float32, buffer=nl.sbuf)
+    start = 0
+    for bank in range(banks):
+        size = min(BANK, (ordered if start < ordered else seen) - start)
+        psum = nl.ndarray((P, BANK), dtype=nl.float32, buffer=nl.psum)
+        for c in range(chunks):
+            width = min(P, job.size - c * P)
+            nisa.nc_matmul(
+                dst=psum[:rows, :size],
+                stationary=qt[:width, c, :rows],
+                moving=columns[:width, c, start : start + size],
+                accumulate=c > 0,
+            )
+        part = scores[:rows, start : start + size]
+        source = psum[:rows, :size]
+        if job.inner != 0.0:
+            nisa.activation(dst=part, op=nl.tanh, data=source, scale=job.inner)
+            source = part
+        if bias != None:  # noqa: E711
+            extra = _columns(job, bias, rows, seen, start, size)
+            nisa.scalar_tensor_tensor(
+                dst=part, data=source, op0=nl.multiply, operand0=job.factor, op1=nl.add, operand1=extra
+            )
+            source = part
+        visible = _columns(job, mask, rows, seen, start, size)
+        nisa.select_reduce(
+            dst=part.reshape(visible.shape), predicate=visible, on_true=source.reshape(visible.shape),
+            on_false=MASKED, reduce_res=tops[:rows, bank : bank + 1], reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            reduce_op=nl.maximum,
+        )  # fmt: skip
+        start += size
+    if banks == 1:
+        return tops
+    top = nl.ndarray((P, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=top[:rows, :], op=nl.maximum, data=tops[:rows, :], axis=1)
+    return top
+
+
+def _weighted(job: Any, weights: Any, v: Any, rows: int, seen: int) -> Any:
+    """``weights @ v`` in PSUM, [query, E]."""
+    full = seen // P
+    tiles = (seen + P - 1) // P
+    wt = nl.ndarray((P, tiles, P), dtype=weights.dtype, buffer=nl.sbuf)
+    by_dma = rows == P and weights.dtype != nl.float32
+    if full > 0:
+        blocks = weights[:, : full * P].reshape((P, full, P))
+        if by_dma:
+            nisa.dma_transpose(dst=wt[:, :full, :], src=blocks, axes=(2, 1, 0))
+        else:
+            _transposed(wt[:, :full, :], blocks, 0, full, rows, 0, P)
+    if full < tiles:
+        tail = weights[:, full * P :].reshape((P, 1, seen - full * P))
+        _transposed(wt[:, full:, :], tail, 0, 1, rows, 0, seen - full * P)
+    product = nl.ndarray((P, job.value_size), dtype=nl.float32, buffer=nl.psum)
+    for i in range(tiles):
+        width = min(P, seen - i * P)
+        nisa.nc_matmul(
+            dst=product[:rows, :], stationary=wt[:width, i, :rows], moving=v[:width, i, :], accumulate=i > 0
+        )
+    return product
+
+
+def _store(job: Any, b: int, head: int, heads: int, q0: int, rows: int, total: Any, product: Any) -> None:
+    """Divide by the sums and write one query tile of ``heads`` heads."""
+    inverse = nl.ndarray((P, heads), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=inverse[:rows, :], data=total)
+    result = nl.ndarray((P, heads, job.value_size), dtype=job.out.dtype, buffer=nl.sbuf)
+    factor = inverse[:rows, :].expand_dim(2).broadcast(2, job.value_size)
+    nisa.tensor_tensor(dst=result[:rows, :, :], data1=product, data2=factor, op=nl.multiply)
+    nisa.dma_copy(dst=job.out[b, q0 : q0 + rows, head : head + heads, :], src=result[:rows, :, :])
