@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ class _State:
 
 
 state = _State()
+_changing = threading.Lock()
 
 
 def targets() -> tuple[str, ...]:
@@ -114,12 +116,13 @@ def use_kernels(mode: str) -> Iterator[None]:
 @contextmanager
 def observe(observer: Observer) -> Iterator[None]:
     """Tell ``observer`` of every call of an operation inside a ``with`` block, on whatever thread, after the call."""
-    before = state.observers
-    state.observers = (*before, observer)
+    with _changing:
+        state.observers = (*state.observers, observer)
     try:
         yield
     finally:
-        state.observers = before
+        with _changing:
+            state.observers = tuple(each for each in state.observers if each is not observer)
 
 
 def note(operation: str, choice: str, refused: tuple[Refusal, ...]) -> None:
