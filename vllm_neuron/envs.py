@@ -101,6 +101,14 @@ VARIABLES: dict[str, Variable] = {
             "capped at 4 GiB.",
         ),
         Variable(
+            "VLLM_NEURON_METRICS_DIR",
+            "str",
+            "",
+            str,
+            "Directory in which the processes of a server share their counters for /metrics; made and removed by the "
+            "server when unset.",
+        ),
+        Variable(
             "VLLM_NEURON_MODEL_PACKAGE",
             "str",
             "",

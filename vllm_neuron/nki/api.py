@@ -38,9 +38,8 @@ def _load() -> tuple[Any, Any, Any, bool]:
     if found is not None:
         return *found, True
     from vllm_neuron.nki import standin
-    from vllm_neuron.nki.standin import isa, language
 
-    return standin, language, isa, False
+    return standin.nki, standin.nl, standin.nisa, False
 
 
 nki: Any

@@ -11,12 +11,14 @@ logger = logging.getLogger(__name__)
 
 
 def load() -> None:
-    """Apply the shims, and make architectures that vLLM does not know known to it."""
+    """Share counters with the server, apply the shims, and make architectures that vLLM does not know known to it."""
     if not _active():
         return
     log_like_vllm()
+    from vllm_neuron import metrics
     from vllm_neuron.vllm import shims
 
+    metrics.share()
     shims.apply()
     from vllm_neuron.model.registry import registered
 

@@ -143,6 +143,9 @@ def test_metrics_and_log(server: Server, client: Any) -> None:
         lines = answer.read().decode().splitlines()
     made = [float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total{")]
     assert made and made[0] >= 2
+    ours = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm_neuron_")}
+    assert ours['vllm_neuron_kernel_calls_total{kernel="torch.sdpa",operation="attention_decode"}'] >= 2
+    assert ours['vllm_neuron_step_tokens_total{phase="decode"}'] >= 1
     log = server.log.read_text()
     for words in ("vllm_neuron runs in CPU mode", "Warm-up:", "Loaded 27 parameters"):
         assert words in log

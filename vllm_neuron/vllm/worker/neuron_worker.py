@@ -17,7 +17,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 import vllm_neuron.functional as NF
-from vllm_neuron import envs
+from vllm_neuron import envs, metrics
 from vllm_neuron.errors import ConfigError
 from vllm_neuron.model.interface import NeuronModel
 from vllm_neuron.model.registry import resolve
@@ -143,7 +143,9 @@ class NeuronWorker(Inspection, WorkerBase):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Visit every bucket."""
-        return CompilationTimes(language_model=self._running.warm_up(), encoder=0.0)
+        seconds = self._running.warm_up()
+        metrics.publish()
+        return CompilationTimes(language_model=seconds, encoder=0.0)
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """Text generation."""
@@ -155,7 +157,9 @@ class NeuronWorker(Inspection, WorkerBase):
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
         """See :meth:`NeuronModelRunner.sample_tokens`."""
-        return self._running.sample_tokens(grammar_output)
+        output = self._running.sample_tokens(grammar_output)
+        metrics.publish()
+        return output
 
     def get_model(self) -> nn.Module:
         """The model, for inspection."""
