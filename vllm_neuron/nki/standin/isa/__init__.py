@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from vllm_neuron.nki.standin.isa.control import (
+    VirtualRegister,
+    core_barrier,
+    register_alloc,
+    register_load,
+    register_move,
+    register_store,
+    sendrecv,
+)
 from vllm_neuron.nki.standin.isa.dma import dma_compute, dma_copy, dma_transpose
 from vllm_neuron.nki.standin.isa.enums import (
     dge_mode,
@@ -13,8 +22,12 @@ from vllm_neuron.nki.standin.isa.enums import (
     oob_mode,
     reduce_cmd,
 )
+from vllm_neuron.nki.standin.isa.gather import local_gather, nc_n_gather, nc_stream_shuffle, nonzero_with_count
 from vllm_neuron.nki.standin.isa.gpsimd import affine_select, iota
 from vllm_neuron.nki.standin.isa.scalar import activation, activation_reduce
+from vllm_neuron.nki.standin.isa.scan import bn_aggr, bn_stats, tensor_partition_reduce, tensor_tensor_scan
+from vllm_neuron.nki.standin.isa.search import max8, nc_find_index8, nc_match_replace8
+from vllm_neuron.nki.standin.isa.select import range_select, select_reduce, tensor_copy_predicated
 from vllm_neuron.nki.standin.isa.tensor_engine import nc_matmul, nc_transpose
 from vllm_neuron.nki.standin.isa.vector import (
     memset,
@@ -35,9 +48,13 @@ gpsimd_engine = engine.gpsimd
 unknown_engine = engine.unknown
 
 __all__ = [
+    "VirtualRegister",
     "activation",
     "activation_reduce",
     "affine_select",
+    "bn_aggr",
+    "bn_stats",
+    "core_barrier",
     "dge_mode",
     "dma_compute",
     "dma_copy",
@@ -47,22 +64,39 @@ __all__ = [
     "get_nc_version",
     "gpsimd_engine",
     "iota",
+    "local_gather",
     "matmul_perf_mode",
+    "max8",
     "memset",
+    "nc_find_index8",
+    "nc_match_replace8",
     "nc_matmul",
+    "nc_n_gather",
+    "nc_stream_shuffle",
     "nc_transpose",
     "nc_version",
+    "nonzero_with_count",
     "oob_mode",
+    "range_select",
     "reciprocal",
     "reduce_cmd",
+    "register_alloc",
+    "register_load",
+    "register_move",
+    "register_store",
     "scalar_engine",
     "scalar_tensor_tensor",
+    "select_reduce",
+    "sendrecv",
     "tensor_copy",
+    "tensor_copy_predicated",
     "tensor_engine",
+    "tensor_partition_reduce",
     "tensor_reduce",
     "tensor_scalar",
     "tensor_scalar_reduce",
     "tensor_tensor",
+    "tensor_tensor_scan",
     "unknown_engine",
     "vector_engine",
 ]

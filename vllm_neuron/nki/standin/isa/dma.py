@@ -14,7 +14,8 @@ from vllm_neuron.nki.standin.isa.enums import engine as engines
 from vllm_neuron.nki.standin.isa.enums import oob_mode as bounds
 from vllm_neuron.nki.standin.ops import operator
 from vllm_neuron.nki.standin.pattern import Indirect
-from vllm_neuron.nki.standin.tensor import Shape, Tensor
+from vllm_neuron.nki.standin.tensor import Tensor
+from vllm_neuron.nki.standin.views import Shape
 
 MAX_SOURCES = 16
 _PERMUTATIONS: dict[int, Shape] = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
@@ -69,7 +70,7 @@ class _Side:
         t = self.tensor
         size = t.dtype.itemsize
         index = np.where(self.inside, self.starts, 0) // size
-        for n, stride in zip(t.shape[1:], t.strides[1:], strict=True):
+        for n, stride in zip(t.shape[1:], t.steps[1:], strict=True):
             index = index[..., None] + np.arange(n) * (stride // size)
         return index
 

@@ -45,7 +45,7 @@ def operand(t: Any, argument: str, buffers: tuple[str, ...]) -> Tensor:
     if buffer not in buffers:
         fail(argument, f"{t!r}", f"a tensor in {' or '.join(buffers)}")
     if buffer != "hbm" and buffers is not DMA:
-        start = t.offset // t.storage.row
+        start = t.start // t.storage.row
         if start:
             span = _SPAN.get(start)
             if span is None:
@@ -86,7 +86,7 @@ def unwritten(t: Tensor, argument: str) -> None:
 def target(t: Any, argument: str = "dst", buffers: tuple[str, ...] = CHIP) -> Tensor:
     """An operand that is written."""
     t = operand(t, argument, buffers)
-    if 0 in t.strides and any(s == 0 and n > 1 for s, n in zip(t.strides, t.shape, strict=True)):
+    if 0 in t.steps and any(s == 0 and n > 1 for s, n in zip(t.steps, t.shape, strict=True)):
         fail(argument, f"{t!r} with a repeated dimension", "a view with one place for each element")
     return t
 
