@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vllm_neuron.errors import nearest
+from vllm_neuron.nki import refuse
 
 
 def function_of(kernel: Any) -> Callable[..., Any]:
@@ -59,13 +59,13 @@ class Parameters:
             TypeError: an argument that the kernel does not have, that is given twice, or that is missing.
         """
         if len(args) > self.positional:
-            raise TypeError(f"kernel {self.kernel}: got {len(args)} positional arguments, takes {self.positional}")
+            refuse.signature(self.kernel, f"got {len(args)} positional arguments, not {self.positional}", self.names)
         given = dict(zip(self.names, args, strict=False))
         for name, value in kwargs.items():
             if name not in self.names:
-                raise TypeError(f"kernel {self.kernel}: has no argument {name!r}. {nearest(name, self.names)}")
+                refuse.unknown(self.kernel, name, self.names)
             if name in given:
-                raise TypeError(f"kernel {self.kernel}: argument {name!r} is given twice")
+                refuse.signature(self.kernel, f"argument {name!r} is given twice", self.names)
             given[name] = value
         bound = {}
         for name in self.names:
@@ -74,5 +74,5 @@ class Parameters:
             elif name in self.defaults:
                 bound[name] = self.defaults[name]
             else:
-                raise TypeError(f"kernel {self.kernel}: argument {name!r} is missing. It takes {self.names}")
+                refuse.signature(self.kernel, f"argument {name!r} is missing", self.names)
         return bound

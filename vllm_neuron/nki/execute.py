@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,9 @@ def run(wrapped: WrappedKernel, grid: int, bound: Mapping[str, Any]) -> Any:
         arrays[name] = _argument(wrapped, name, value)
     try:
         found = backend.run_on_host(wrapped.kernel, grid, arrays)
-    except KernelError:
+    except KernelError as error:
+        if "read-only" in str(error.value):
+            raise _undeclared(wrapped, error.where) from error
         raise
     except FAILURES as error:
         raise _failure(wrapped, error) from error
@@ -73,60 +76,58 @@ def _results(wrapped: WrappedKernel, found: Any, arrays: Mapping[str, Any], boun
     items = [] if found is None else list(found) if several else [found]
     if not items and not wrapped.mutates:
         raise wrapped.error("return", "nothing", "the tensors that it makes, allocated in nl.shared_hbm")
-    results = [_result(wrapped, number, item, arrays, bound) for number, item in enumerate(items)]
-    if wrapped.outputs is not None:
-        _check_promise(wrapped, results, bound)
+    promised = None if wrapped.outputs is None else wrapped.promised(bound)
+    if promised is not None and len(items) != len(promised):
+        raise wrapped.error("return", f"{len(items)} tensors", f"{len(promised)}, as outputs says")
+    results = []
+    for number, item in enumerate(items):
+        said = None if promised is None else promised[number]
+        made = _result(wrapped, number, item, said, arrays, bound)
+        if isinstance(said, tuple) and (tuple(made.shape), made.dtype) != said:
+            value = f"{tuple(made.shape)} {made.dtype}"
+            raise wrapped.error(f"return[{number}]", value, f"{said[0]} {said[1]}, as outputs says")
+        results.append(made)
     if not results:
         return None
     return tuple(results) if several and len(results) > 1 else results[0]
 
 
 def _result(
-    wrapped: WrappedKernel, number: int, item: Any, arrays: Mapping[str, Any], bound: Mapping[str, Any]
+    wrapped: WrappedKernel,
+    number: int,
+    item: Any,
+    said: Any,
+    arrays: Mapping[str, Any],
+    bound: Mapping[str, Any],
 ) -> Tensor:
+    place = f"return[{number}]"
     if not hasattr(item, "__array__"):
-        raise wrapped.error(f"return[{number}]", type(item).__name__, "a tensor in nl.shared_hbm")
+        raise wrapped.error(place, type(item).__name__, "a tensor in nl.shared_hbm")
     array: Array = np.asarray(item)
-    for name, given in arrays.items():
-        if not isinstance(given, np.ndarray):
-            continue
-        if array is given or (array.size and given.size and np.shares_memory(array, given)):
-            if name not in wrapped.mutates:
-                raise wrapped.error(
-                    f"return[{number}]", f"its argument {name}", "a tensor of its own", f"Declare mutates=({name!r},)."
-                )
-            return bound[name]
-    name = _returned_copy(wrapped, number, bound)
-    if name is not None:
-        # A simulator may work on copies of its arguments: what it returns for one is written back.
-        np.copyto(arrays[name], array)
-        return bound[name]
+    owner = _owner(array, arrays)
+    if owner is not None and owner not in wrapped.mutates:
+        raise wrapped.error(place, f"its argument {owner}", "a tensor of its own", f"Declare mutates=({owner!r},).")
+    if isinstance(said, str):
+        if owner is None:
+            # A simulator may work on copies of its arguments: what it returns for one is written back.
+            np.copyto(arrays[said], array)
+        elif owner != said:
+            raise wrapped.error(place, f"its argument {owner}", f"its argument {said}, as outputs says")
+        return bound[said]
+    if owner is not None:
+        return bound[owner]
     try:
         return to_torch(array)
     except (TypeError, ValueError) as error:
-        raise wrapped.error(f"return[{number}]", str(array.dtype), f"an element type of torch ({error})") from error
+        raise wrapped.error(place, str(array.dtype), f"an element type of torch ({error})") from error
 
 
-def _returned_copy(wrapped: WrappedKernel, number: int, bound: Mapping[str, Any]) -> str | None:
-    if wrapped.outputs is None or not wrapped.mutates:
-        return None
-    promised = wrapped.promised(bound)
-    said = promised[number] if number < len(promised) else None
-    return said if isinstance(said, str) else None
-
-
-def _check_promise(wrapped: WrappedKernel, results: list[Tensor], bound: Mapping[str, Any]) -> None:
-    promised = wrapped.promised(bound)
-    if len(results) != len(promised):
-        raise wrapped.error("return", f"{len(results)} tensors", f"{len(promised)}, as outputs says")
-    for number, (made, said) in enumerate(zip(results, promised, strict=True)):
-        if isinstance(said, str):
-            if made is not bound[said]:
-                raise wrapped.error(f"return[{number}]", "a new tensor", f"its argument {said}, as outputs says")
-        elif (tuple(made.shape), made.dtype) != said:
-            raise wrapped.error(
-                f"return[{number}]", f"{tuple(made.shape)} {made.dtype}", f"{said[0]} {said[1]}, as outputs says"
-            )
+def _owner(array: Array, arrays: Mapping[str, Any]) -> str | None:
+    """The argument whose memory a returned array is."""
+    for name, given in arrays.items():
+        if isinstance(given, np.ndarray) and (array is given or np.may_share_memory(array, given)):
+            return name
+    return None
 
 
 def _failure(wrapped: WrappedKernel, error: BaseException) -> KernelError:
@@ -134,17 +135,23 @@ def _failure(wrapped: WrappedKernel, error: BaseException) -> KernelError:
     frames = traceback.extract_tb(error.__traceback__)
     home = wrapped.function.__code__.co_filename
     own = [frame for frame in frames if frame.filename == home] or list(frames)
-    place = f"{own[-1].filename}:{own[-1].lineno}" if own else wrapped.where()
+    place = f"{own[-1].filename}:{own[-1].lineno}" if own else wrapped.where
     line = (own[-1].line or "").strip() if own else ""
     if isinstance(error, ValueError) and "read-only" in str(error):
-        return KernelError(wrapped.name, "write", line, _declared(wrapped), place, _DECLARE)
+        return _undeclared(wrapped, place)
     said = f"{type(error).__name__}: {error}"
     return KernelError(wrapped.name, "body", said, f"no Python error, at `{line}`", place)
 
 
-_DECLARE = "Name the argument in wrap_nki(kernel, mutates=...), or write into a tensor of the kernel's own."
-
-
-def _declared(wrapped: WrappedKernel) -> str:
-    names = ", ".join(wrapped.mutates)
-    return f"writes into its own tensors{' and ' + names if names else ''} only"
+def _undeclared(wrapped: WrappedKernel, place: str) -> KernelError:
+    file, _, number = place.rpartition(":")
+    line = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+    declared = f" or into {', '.join(wrapped.mutates)}" if wrapped.mutates else ""
+    return KernelError(
+        wrapped.name,
+        "write into an argument",
+        line,
+        f"writes into tensors of its own{declared} only",
+        place,
+        "Name the argument in wrap_nki(kernel, mutates=...), or write into a tensor of the kernel's own.",
+    )

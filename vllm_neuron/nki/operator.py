@@ -1,0 +1,149 @@
+"""A kernel call as an operator of ``torch.library``: opaque to ``torch.compile``, with shapes from ``outputs``.
+
+A graph holds the kernel by a name that contains a digest of its source, and its plain arguments as text. So a graph
+from a cache on disk finds the very kernel that it was traced with, or none.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vllm_neuron.nki import execute
+
+if TYPE_CHECKING:
+    from vllm_neuron.nki.wrap import WrappedKernel
+
+# An operator that writes can't return a list of tensors (torch 2.13), so there is one for each number of results.
+MOST_WRITTEN_OUTPUTS = 4
+_ARGUMENTS = "str key, str arguments, int grid, Tensor[] read, Tensor{}[] written"
+_wrapped: dict[str, WrappedKernel] = {}
+
+
+def register(wrapped: WrappedKernel) -> str:
+    """The kernel's name in graphs: module, function, digest of the source, and a number when that is taken."""
+    function = wrapped.function
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        source = function.__code__.co_code.hex()
+    digest = hashlib.sha256(source.encode()).hexdigest()[:12]
+    base = f"{function.__module__}.{function.__qualname__}:{digest}"
+    key, count = base, 1
+    while key in _wrapped:
+        count += 1
+        key = f"{base}#{count}"
+    _wrapped[key] = wrapped
+    return key
+
+
+def call(wrapped: WrappedKernel, grid: int, bound: dict[str, Any]) -> Any:
+    """The call as an operator; what comes back is as in an eager call.
+
+    Raises:
+        KernelError: no ``outputs``, too many results beside written arguments, or an argument that is no tensor and no
+            plain value.
+    """
+    promised = wrapped.promised(bound)
+    read: list[Tensor] = []
+    written: list[Tensor] = []
+    text = ""
+    for name, value in bound.items():
+        if not isinstance(value, Tensor):
+            text += f"({name!r}, 'plain', {_literal(wrapped, name, value)}),"
+        elif name in wrapped.mutates:
+            written.append(value)
+            text += f"({name!r}, 'written', None),"
+        else:
+            read.append(value)
+            text += f"({name!r}, 'read', None),"
+    fresh = [one for one in promised if not isinstance(one, str)]
+    if written and len(fresh) > MOST_WRITTEN_OUTPUTS:
+        wrapped.refuse("outputs", len(fresh), f"at most {MOST_WRITTEN_OUTPUTS} new tensors beside written arguments")
+    name = f"nki_write_{len(fresh)}" if written else "nki_call"
+    found = getattr(torch.ops.vllm_neuron, name)(wrapped.key, f"({text})", grid, read, written)
+    made = [] if found is None else [found] if isinstance(found, Tensor) else list(found)
+    results = [bound[one] if isinstance(one, str) else made.pop(0) for one in promised]
+    if not results:
+        return None
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _literal(wrapped: WrappedKernel, name: str, value: Any) -> str:
+    """A plain value as Python's own text of it; a dtype as the text of its name."""
+    if isinstance(value, torch.dtype):
+        return repr(str(value))
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return "(" + "".join([_literal(wrapped, name, one) + "," for one in value]) + ")"
+    wrapped.refuse(name, type(value).__name__, "a tensor, number, text, dtype, None, or a tuple of those, in a graph")
+    raise AssertionError
+
+
+def _value(value: Any) -> Any:
+    return getattr(torch, value[6:]) if isinstance(value, str) and value.startswith("torch.") else value
+
+
+def _unpack(
+    key: str, text: str, read: Sequence[Tensor], written: Sequence[Tensor]
+) -> tuple[WrappedKernel, dict[str, Any]]:
+    tensors = {"read": iter(read), "written": iter(written)}
+    bound = {
+        name: next(tensors[kind]) if kind in tensors else _value(value) for name, kind, value in ast.literal_eval(text)
+    }
+    return _wrapped[key], bound
+
+
+def _run(key: str, text: str, grid: int, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
+    """Run the kernel; its new tensors."""
+    wrapped, bound = _unpack(key, text, read, written)
+    wrapped.check(bound)
+    found = execute.run(wrapped, grid, bound)
+    results = [] if found is None else [found] if isinstance(found, Tensor) else list(found)
+    return [one for one in results if not any(one is given for given in written)]
+
+
+def _shapes(key: str, text: str, grid: int, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
+    """New tensors of the promised shapes, without running anything."""
+    wrapped, bound = _unpack(key, text, read, written)
+    device = next((t.device for t in (*read, *written)), torch.device("cpu"))
+    fresh = [one for one in wrapped.promised(bound) if not isinstance(one, str)]
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in fresh]
+
+
+def _define(name: str, returns: str, mark: str, shape: Callable[[list[Tensor]], Any]) -> None:
+    def run(*args: Any) -> Any:
+        return shape(_run(*args))
+
+    def fake(*args: Any) -> Any:
+        return shape(_shapes(*args))
+
+    made = torch.library.custom_op(
+        f"vllm_neuron::{name}",
+        run,
+        mutates_args=("written",) if mark else (),
+        schema=f"({_ARGUMENTS.format(mark)}) -> {returns}",
+    )
+    made.register_fake(fake)
+
+
+def _nothing(made: list[Tensor]) -> None:
+    return None
+
+
+def _single(made: list[Tensor]) -> Tensor:
+    return made[0]
+
+
+_define("nki_call", "Tensor[]", "", list)
+_define("nki_write_0", "()", "(a!)", _nothing)
+_define("nki_write_1", "Tensor", "(a!)", _single)
+for _count in range(2, MOST_WRITTEN_OUTPUTS + 1):
+    _define(f"nki_write_{_count}", "(" + ", ".join(["Tensor"] * _count) + ")", "(a!)", tuple)
