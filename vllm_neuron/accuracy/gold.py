@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from vllm_neuron.accuracy.calls import Call, Capture, HFModel, recorded
 from vllm_neuron.accuracy.compare import rows
 from vllm_neuron.accuracy.hf import AttentionCall, attention_calls
+from vllm_neuron.accuracy.judge import row_errors
 from vllm_neuron.accuracy.pairs import Pair
 from vllm_neuron.errors import UnsupportedError
 
@@ -171,6 +173,46 @@ class Gold:
         noise = torch.randn(hidden_RH.shape, generator=torch.Generator().manual_seed(0))
         plain, shaken = self.at(pair, hidden_RH), self.at(pair, hidden_RH * (1 + size * noise))
         return (shaken - plain).norm(dim=-1) / plain.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+
+    @cached_property
+    def growth(self) -> dict[str, Tensor]:
+        """Module -> [R]: relative change of its output in a whole run when rounding errors enter every layer.
+
+        ``""`` has that of the logits.
+        """
+        names = list(dict.fromkeys(pair.theirs for pair in self._around.values()))
+        generator = torch.Generator().manual_seed(0)
+        hooks = [
+            self.hf.model.get_submodule(name).register_forward_pre_hook(_shaken(generator), with_kwargs=True)
+            for name in names
+        ]
+        try:
+            shaken = [Capture(self.hf, ids, list(self.captures[0].modules)) for ids in self.prompts]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        found = {"": torch.cat([row_errors(s.logits, c.logits) for s, c in zip(shaken, self.captures, strict=True)])}
+        for name in self.captures[0].modules:
+            calls = [(s.call(name), c.call(name)) for s, c in zip(shaken, self.captures, strict=True)]
+            both = [(rows(s.output), rows(c.output)) for s, c in calls if s is not None and c is not None]
+            if len(both) == len(self.prompts):
+                found[name] = torch.cat([row_errors(s, c) for s, c in both])
+        return found
+
+
+def _shaken(generator: torch.Generator) -> Any:
+    """A hook that lays rounding errors on the hidden states that a module is given."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        hidden = Call(args, kwargs, None).hidden()
+        assert hidden is not None
+        noisy = hidden * (1 + ROUNDING * torch.randn(hidden.shape, generator=generator).to(hidden.dtype))
+        return (
+            tuple(noisy if a is hidden else a for a in args),
+            {key: noisy if value is hidden else value for key, value in kwargs.items()},
+        )
+
+    return hook
 
 
 def _hidden(call: Call) -> Tensor:
