@@ -1,6 +1,9 @@
 # `make demo` serves real weights, `make test` runs the tests; both set up .venv first and are quick when repeated.
 PYTHON ?= python3
 BIN := .venv/bin
+# Files of tests at a time; each may start engines of its own, about 2 GB.
+JOBS ?= 2
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 RUN := HF_HUB_OFFLINE=1 $(BIN)/python
 
 .PHONY: help setup demo test sweep lint docs references zoo bench clean
@@ -14,10 +17,10 @@ demo: setup  ## compare two real models, generate a package for one, prove it, s
 	@$(RUN) -m onboard.cli.main demo
 
 test: setup  ## run the tests; ARGS='-k name' narrows them
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 sweep: setup  ## the tests that are too long for `make test`
-	$(RUN) -m pytest -m slow $(ARGS)
+	$(RUN) -m pytest $(SIDE_BY_SIDE) -m slow $(ARGS)
 
 lint: setup  ## style, types and import rules
 	$(BIN)/ruff check .

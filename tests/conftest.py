@@ -11,6 +11,8 @@ from hypothesis import settings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Threads that wait by spinning stall each other when several processes of a test share two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A deadline for each example measures the machine, not the code.
 settings.register_profile("project", deadline=None)
