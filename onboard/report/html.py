@@ -19,14 +19,14 @@ def visible(value: str) -> str:
     return escape(printable(value))
 
 
-def page(title: str, body: Iterable[str]) -> str:
-    """A whole document: one file that loads nothing and runs nothing."""
+def page(title: str, body: Iterable[str], style: str = "") -> str:
+    """A whole document: one file that loads nothing and runs nothing; ``style`` goes behind the common rules."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{visible(title)}</title>\n<style>{CSS}</style></head>\n<body>\n"
+        f"<title>{visible(title)}</title>\n<style>{CSS}{style}</style></head>\n<body>\n"
         + "\n".join(body)
         + "\n</body></html>\n"
     )

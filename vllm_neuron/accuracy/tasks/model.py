@@ -13,7 +13,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows
 from torch import Tensor
 
-from vllm_neuron.accuracy.sources import LogitsSource, Scored
+from vllm_neuron.accuracy.sources import LogitsSource
 from vllm_neuron.errors import ConfigError, NonFiniteError, UnsupportedError
 
 log = logging.getLogger(__name__)
