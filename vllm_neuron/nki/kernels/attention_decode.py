@@ -43,7 +43,6 @@ class Job(nl.NKIObject):  # type: ignore[misc]
     bias: Any
     sinks: Any
     out: Any
-    ident: Any
     ones: Any
     queries: int
     heads: int
@@ -91,19 +90,18 @@ def attention_decode_kernel(
     out = nl.ndarray((batch, queries, heads, value_size), dtype=q.dtype, buffer=nl.shared_hbm)
     columns = queries * heads
     factor, inner = scale, 0.0
-    if softcap != None:  # noqa: E711
+    if softcap != None:
         factor, inner = softcap, scale / softcap
     row_bytes = pages.shape[1] * (4 if q.dtype == nl.float32 else 2)
     ones = nl.ndarray((P, P), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     job = Job(
         q=q, pages=pages, slots=slots, mask=mask, bias=bias, sinks=None, out=out, queries=queries, heads=heads,
-        ident=nl.shared_identity_matrix(n=P, dtype=nl.float32), ones=ones, kv_heads=kv_heads, columns=columns,
-        group=heads // kv_heads, size=size, value_size=value_size, value_start=value_start, run=run, inner=inner,
+        ones=ones, kv_heads=kv_heads, columns=columns, group=heads // kv_heads, size=size, value_size=value_size, value_start=value_start, run=run, inner=inner,
         most_tiles=max(1, min(MOST_TILES, TILE_BYTES // row_bytes)), factor=factor,
     )  # fmt: skip
-    if sinks != None:  # noqa: E711
-        job.sinks = _sinks(job, sinks, 1.0 if bias != None else factor)  # noqa: E711
+    if sinks != None:
+        job.sinks = _sinks(job, sinks, 1.0 if bias != None else factor)
     programs, program = 1, 0
     if nl.program_ndim() > 0:
         programs, program = nl.num_programs(0), nl.program_id(0)
@@ -145,7 +143,7 @@ def _row(job: Any, b: int, start: int, stop: int) -> Any:
     total = nl.ndarray((P, job.columns), dtype=nl.float32, buffer=nl.sbuf)
     product = nl.ndarray((P, chunks, job.columns), dtype=nl.float32, buffer=nl.sbuf)
     first = True
-    if job.sinks != None and start == 0:  # noqa: E711
+    if job.sinks != None and start == 0:
         nisa.tensor_copy(dst=top, src=job.sinks)
         nisa.memset(dst=total, value=1.0)
         nisa.memset(dst=product, value=0.0)
@@ -192,7 +190,7 @@ def _section(
     if 0 < rest and 0 < full:
         nisa.memset(dst=scores[:, full, :], value=MASKED)
     _scores(job, qt, rows, mask, scores, full, rest)
-    if job.bias != None:  # noqa: E711
+    if job.bias != None:
         _add_bias(job, b, start, full, rest, scores)
     _softmax(job, scores[:used, :, :], rows, full, rest, first, top, total, product)
 
@@ -315,7 +313,7 @@ def _softmax(
 ) -> None:
     """Weights of a section, and the state of the row with them."""
     used, tiles, columns = scores.shape
-    factor = job.factor if job.bias == None else 1.0  # noqa: E711
+    factor = job.factor if job.bias == None else 1.0
     decay = nl.ndarray((P, columns), dtype=nl.float32, buffer=nl.sbuf)
     highest = _highest(job, scores)
     if first:
@@ -370,7 +368,10 @@ def _highest(job: Any, scores: Any) -> Any:
     each = nl.ndarray((columns, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=each, op=nl.maximum, data=turned, axis=1)
     diagonal = nl.ndarray((columns, columns), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=diagonal, data=job.ident[:columns, :columns], op0=nl.multiply, operand0=each)
+    nisa.affine_select(
+        dst=diagonal, pattern=[[-1, columns]], offset=0, channel_multiplier=1,
+        on_true_tile=each.broadcast(1, columns), on_false_value=0.0, cmp_op=nl.equal,
+    )  # fmt: skip
     result = nl.ndarray((P, columns), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=result, stationary=job.ones[:columns, :], moving=diagonal, accumulate=False)
     return result
@@ -378,7 +379,7 @@ def _highest(job: Any, scores: Any) -> Any:
 
 def _merge(job: Any, state: Any, program: int) -> None:
     """The states of the two programs into one, on both."""
-    factor = job.factor if job.bias == None else 1.0  # noqa: E711
+    factor = job.factor if job.bias == None else 1.0
     top, total, product = state
     other_top = nl.ndarray(top.shape, dtype=nl.float32, buffer=nl.sbuf)
     other_total = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)

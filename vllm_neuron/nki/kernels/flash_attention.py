@@ -44,7 +44,6 @@ class Job(nl.NKIObject):  # type: ignore[misc]
     bias: Any
     out: Any
     sinks: Any
-    ident: Any
     queries: int
     keys: int
     kv_heads: int
@@ -86,7 +85,7 @@ def flash_attention_kernel(
     factor, inner = _factors(scale, softcap)
     job = Job(
         q=q, k=k, v=v, slots=None, mask=mask, bias=bias, out=out, queries=queries, keys=keys, kv_heads=kv_heads,
-        sinks=_sinks(sinks, factor, bias), ident=_identity(q.dtype), group=heads // kv_heads, size=size,
+        sinks=_sinks(sinks, factor, bias), group=heads // kv_heads, size=size,
         value_size=value_size, value_start=0, run=1, factor=factor, inner=inner, causal=causal,
     )  # fmt: skip
     for b in range(batch):
@@ -123,7 +122,7 @@ def segmented_attention_kernel(
     factor, inner = _factors(scale, softcap)
     job = Job(
         q=q, k=pages, v=pages, slots=slots, mask=mask, bias=bias, out=out, queries=queries, keys=slots.shape[1],
-        kv_heads=kv_heads, sinks=_sinks(sinks, factor, bias), ident=_identity(q.dtype), group=heads // kv_heads,
+        kv_heads=kv_heads, sinks=_sinks(sinks, factor, bias), group=heads // kv_heads,
         size=size, value_size=value_size, value_start=value_start, run=run, factor=factor, inner=inner, causal=False,
     )  # fmt: skip
     for b in range(batch):
@@ -133,24 +132,19 @@ def segmented_attention_kernel(
 
 def _factors(scale: float, softcap: Any) -> Any:
     """What a score counts after it left PSUM, and its factor inside of tanh."""
-    if softcap == None:  # noqa: E711
+    if softcap == None:
         return scale, 0.0
     return softcap, scale / softcap
 
 
-def _identity(dtype: Any) -> Any:
-    """An identity [128, 128] in SBUF, for transposes."""
-    return nl.shared_identity_matrix(n=P, dtype=dtype)
-
-
 def _sinks(sinks: Any, factor: float, bias: Any) -> Any:
     """Sinks on all partitions, [128, N], in the unit of the scores; None without."""
-    if sinks == None:  # noqa: E711
+    if sinks == None:
         return None
     heads = sinks.shape[1]
     tile = nl.ndarray((P, heads), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=sinks.ap([[0, P], [1, heads]]))
-    if bias == None:  # noqa: E711
+    if bias == None:
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=1.0 / factor)
     return tile
 
@@ -208,7 +202,7 @@ def _bundle(
         if job.causal and start >= last_query + job.keys - job.queries and start > 0:
             continue
         kt_v = loaded
-        if loaded == None:  # noqa: E711
+        if loaded == None:
             kt_v = _load(job, b, kv, start, size)
         for i in range(count):
             q0 = (first_tile + i * step) * P
@@ -290,7 +284,7 @@ def _load(job: Any, b: int, kv: int, start: int, size: int) -> Any:
     tiles = full + (1 if rest > 0 else 0)
     k = nl.ndarray((P, tiles, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
     v = nl.ndarray((P, tiles, job.value_size), dtype=job.q.dtype, buffer=nl.sbuf)
-    if job.slots == None:  # noqa: E711
+    if job.slots == None:
         _dense(job.k, k, b, kv, start, full, rest)
         _dense(job.v, v, b, kv, start, full, rest)
     else:
@@ -357,7 +351,7 @@ def _run(each: int, run: int) -> int:
 
 def _bias(job: Any, b: int, head: int, q0: int, rows: int, start: int, seen: int) -> Any:
     """The bias of one head, query tile and section, or None."""
-    if job.bias == None:  # noqa: E711
+    if job.bias == None:
         return None
     tile = nl.ndarray((P, seen), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile[:rows, :], src=job.bias[b, head, q0 : q0 + rows, start : start + seen])
@@ -367,7 +361,7 @@ def _bias(job: Any, b: int, head: int, q0: int, rows: int, start: int, seen: int
 def _columns(job: Any, tile: Any, rows: int, seen: int, start: int, size: int) -> Any:
     """The part of a tile [query, key] for ``size`` columns of the scores from ``start`` on (see ``_load``)."""
     full = seen // P
-    if job.slots == None or start >= full * P or full == 1:  # noqa: E711
+    if job.slots == None or start >= full * P or full == 1:
         return tile[:rows, start : start + size]
     ordered = tile[:rows, : full * P].reshape((rows, P, full)).permute((0, 2, 1))
     return ordered[:, start // P : (start + size) // P, :]
@@ -379,11 +373,11 @@ def _tile(
 ) -> None:  # fmt: skip
     """One query tile and head over ``seen`` keys of a section: updates maximum, sum and weighted values."""
     scores = nl.ndarray((P, seen), dtype=nl.float32, buffer=nl.sbuf)
-    factor = job.factor if job.bias == None else 1.0  # noqa: E711
+    factor = job.factor if job.bias == None else 1.0
     top = _scores(job, qt, kt_v[0], mask, bias, rows, seen, scores)
     if not first:
         nisa.tensor_tensor(dst=top[:rows, :], data1=top[:rows, :], data2=state_m[:rows, :], op=nl.maximum)
-    elif job.sinks != None:  # noqa: E711
+    elif job.sinks != None:
         sink = job.sinks[:rows, head : head + 1]
         nisa.tensor_tensor(dst=top[:rows, :], data1=top[:rows, :], data2=sink, op=nl.maximum)
     shift = nl.ndarray((P, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -398,16 +392,16 @@ def _tile(
     other = None
     if not first:
         other = state_m
-    elif job.sinks != None:  # noqa: E711
+    elif job.sinks != None:
         other = job.sinks[:, head : head + 1]
     decay = nl.ndarray((P, 1), dtype=nl.float32, buffer=nl.sbuf)
-    if other != None:  # noqa: E711
+    if other != None:
         nisa.activation(
             dst=decay[:rows, :], op=nl.exp, data=other[:rows, :], bias=shift[:rows, :], scale=factor
         )
     if first:
         nisa.tensor_copy(dst=state_o[:rows, :], src=product[:rows, :])
-        if other != None:  # noqa: E711
+        if other != None:
             nisa.tensor_tensor(dst=state_l[:rows, :], data1=total[:rows, :], data2=decay[:rows, :], op=nl.add)
         else:
             nisa.tensor_copy(dst=state_l[:rows, :], src=total[:rows, :])
@@ -427,7 +421,7 @@ def _scores(job: Any, qt: Any, kt: Any, mask: Any, bias: Any, rows: int, seen: i
     chunks = (job.size + P - 1) // P
     columns = kt.reshape((P, chunks, kt.shape[2] * P))
     ordered = seen
-    if job.slots != None:  # noqa: E711
+    if job.slots != None:
         ordered = seen // P * P
     banks = (ordered + BANK - 1) // BANK + (1 if ordered < seen else 0)
     tops = nl.ndarray((P, banks), dtype=nl.float32, buffer=nl.sbuf)
@@ -448,7 +442,7 @@ def _scores(job: Any, qt: Any, kt: Any, mask: Any, bias: Any, rows: int, seen: i
         if job.inner != 0.0:
             nisa.activation(dst=part, op=nl.tanh, data=source, scale=job.inner)
             source = part
-        if bias != None:  # noqa: E711
+        if bias != None:
             extra = _columns(job, bias, rows, seen, start, size)
             nisa.scalar_tensor_tensor(
                 dst=part, data=source, op0=nl.multiply, operand0=job.factor, op1=nl.add, operand1=extra
