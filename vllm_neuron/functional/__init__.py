@@ -5,7 +5,7 @@
 """
 
 from vllm_neuron.functional.attention import attention_decode, flash_attention, kv_write, segmented_attention
-from vllm_neuron.functional.dispatch import calls, observe, refusals, set_target, use_kernels
+from vllm_neuron.functional.dispatch import calls, observe, refusals, set_target, tries_nki, use_kernels
 from vllm_neuron.functional.embedding import argmax, embedding, topk
 from vllm_neuron.functional.mlp import activation, mlp
 from vllm_neuron.functional.moe import moe_experts
@@ -56,5 +56,6 @@ __all__ = [
     "segmented_attention",
     "set_target",
     "topk",
+    "tries_nki",
     "use_kernels",
 ]

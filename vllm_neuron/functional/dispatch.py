@@ -25,6 +25,7 @@ from typing import Any
 
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError, nearest
+from vllm_neuron.nki.graphs import constant
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,11 @@ def targets() -> tuple[str, ...]:
     if state.mode == "simulate":
         return (NKI,) if state.target == NKI else (NKI, state.target)
     return ()
+
+
+def tries_nki() -> bool:
+    """NKI kernels are among those that are tried now, so weights should lie as they take them."""
+    return NKI in targets()
 
 
 def strict() -> bool:
@@ -125,6 +131,7 @@ def observe(observer: Observer) -> Iterator[None]:
             state.observers = tuple(each for each in state.observers if each is not observer)
 
 
+@constant
 def note(operation: str, choice: str, refused: tuple[Refusal, ...]) -> None:
     """Count a choice and the refusals before it; log each distinct refusal once.
 
@@ -136,10 +143,6 @@ def note(operation: str, choice: str, refused: tuple[Refusal, ...]) -> None:
         if key not in state.refusals:
             logger.info("%s: kernel %s not used, %s", *key)
         state.refusals[key] += 1
-
-
-# What torch._dynamo.assume_constant_result does, without importing torch._dynamo, which takes seconds.
-note._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def calls() -> dict[tuple[str, str], int]:

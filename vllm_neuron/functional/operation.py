@@ -157,7 +157,7 @@ class Operation(Generic[P, R]):
 
     def _plain(self) -> str:
         """What plain torch counts as: NKI kernels are meant to run and this operation has none on purpose, or not."""
-        meant = self.compiler is not None and dispatch.NKI in dispatch.targets()
+        meant = self.compiler is not None and dispatch.tries_nki()
         return dispatch.COMPILER if meant else dispatch.REFERENCE
 
     def _refusal(self, answers: list[tuple[Kernel, Support]]) -> OperationError:

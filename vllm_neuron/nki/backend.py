@@ -19,6 +19,7 @@ from typing import Any
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.nki import api
+from vllm_neuron.nki.graphs import constant
 
 DEVICE_TYPES = ("neuron", "privateuseone", "xla")
 FRAMEWORKS = ("torch_neuronx.nki_hop", "libtorch_neuronx_lite.nki.nki_hop")
@@ -48,10 +49,12 @@ def host_route() -> Route:
     return Route.SIMULATOR if api.IS_REAL else Route.STANDIN
 
 
+@constant
 def logical_cores() -> int:
     """NeuronCores of a logical core, which is the grid of a kernel: ``NEURON_LOGICAL_NC_CONFIG``, 1 or 2.
 
-    Unset, it is 2 on a machine with Neuron devices, as the runtime has it on trn2 and trn3, and 1 elsewhere.
+    Unset, it is 2 on a machine with Neuron devices, as the runtime has it on trn2 and trn3, and 1 elsewhere. A graph
+    holds the value it was traced with.
 
     Raises:
         ConfigError: another value.

@@ -5,33 +5,25 @@ Inside a traced function their arguments must be constants; the exception then r
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from vllm_neuron.errors import KernelError, nearest
-
-F = TypeVar("F", bound=Callable[..., NoReturn])
-
-
-def _opaque(function: F) -> F:
-    """What torch._dynamo.assume_constant_result does, without importing torch._dynamo, which takes seconds."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+from vllm_neuron.nki.graphs import constant
 
 
-@_opaque
+@constant
 def call(kernel: str, argument: str, value: Any, limit: str, where: str, action: str = "") -> NoReturn:
     """Raise the error of a call whose argument the kernel does not take."""
     raise KernelError(kernel, argument, value, limit, where, action)
 
 
-@_opaque
+@constant
 def unknown(kernel: str, name: str, names: tuple[str, ...], what: str = "has no argument") -> NoReturn:
     """Raise for a name that is none of the kernel's."""
     raise TypeError(f"kernel {kernel}: {what} {name!r}. {nearest(name, names)}")
 
 
-@_opaque
+@constant
 def signature(kernel: str, text: str, names: tuple[str, ...]) -> NoReturn:
     """Raise for a call that does not fit the kernel's signature."""
     raise TypeError(f"kernel {kernel}: {text}. It takes {', '.join(names)}.")

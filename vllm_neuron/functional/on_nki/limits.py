@@ -15,7 +15,6 @@ KEPT_BYTES = 96 * 1024
 PARTITIONS = 128
 
 
-@torch.compiler.assume_constant_result
 def grid() -> int:
     """NeuronCores of a logical core; a constant of a compiled graph."""
     return logical_cores()

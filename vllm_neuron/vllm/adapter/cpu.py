@@ -9,6 +9,7 @@ import psutil
 import torch
 from torch import nn
 
+import vllm_neuron.functional as NF
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError
 from vllm_neuron.model.interface import DecoderModel
@@ -48,9 +49,12 @@ class CpuAdapter:
         return min(KV_CAP, int(psutil.virtual_memory().available * utilization / local_ranks))
 
     def prepare(self, model: nn.Module, *, compile_layers: bool) -> None:
-        """Pack the weights; compile one function for each class of layer when asked."""
+        """Lay the weights out for the kernels that run; compile one function for each class of layer when asked."""
         if isinstance(model, DecoderModel):
-            model.pack_weights()
+            if NF.tries_nki():
+                model.lay_out_weights()
+            else:
+                model.pack_weights()
             if compile_layers:
                 _compile_layers(model)
 
