@@ -10,6 +10,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from vllm_neuron.errors import ConfigError, UnsupportedError, nearest
+from vllm_neuron.model.inspection_config import InputSnapshot, TensorCapture, TensorReplacement
+
+# Options that are objects with options of their own.
+NESTED: Mapping[str, Any] = {
+    "tensor_capture": TensorCapture,
+    "tensor_replacement": TensorReplacement,
+    "input_snapshot": InputSnapshot,
+}
 
 # Options that people know from other Neuron plugins and that this one does not honour yet.
 NOT_YET = (
@@ -27,8 +35,6 @@ NOT_YET = (
     "modules_to_not_convert",
     "on_device_sampling_config",
     "quantization",
-    "tensor_capture",
-    "tensor_replacement",
 )
 
 
@@ -66,6 +72,23 @@ class NeuronConfig:
         default=False,
         metadata={"doc": "Compile one decoder-layer function with torch.compile and share it between all layers."},
     )
+    tensor_capture: TensorCapture | None = field(
+        default=None, metadata={"doc": "Write what modules are given and give to files, step by step."}
+    )
+    tensor_replacement: TensorReplacement | None = field(
+        default=None, metadata={"doc": "Feed captured tensors at modules in place of their own."}
+    )
+    input_snapshot: InputSnapshot | None = field(
+        default=None, metadata={"doc": "Write the exact inputs of some steps, for `onboard replay`."}
+    )
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError: capture or replacement beside ``compile_layers``, whose graphs call no hooks."""
+        for name in ("tensor_capture", "tensor_replacement"):
+            if self.compile_layers and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"neuron_config.{name}", "set", "no compile_layers beside it", "Set compile_layers to false."
+                )
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any] | None) -> NeuronConfig:
@@ -92,6 +115,8 @@ class NeuronConfig:
 
 def _typed(key: str, value: Any) -> Any:
     name = f"neuron_config.{key}"
+    if key in NESTED:
+        return NESTED[key].read(name, value)
     if key.endswith("_buckets"):
         if value is None:
             return None

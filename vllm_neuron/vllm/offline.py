@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -125,7 +126,7 @@ class EngineSource:
             stack.enter_context(_environment(self.options))
             if package is not None:
                 stack.enter_context(package.importable())
-            self._llm = self._start(str(model))
+            self._llm = self._start(_found(model))
             stack.callback(self._shut_down)
             self._direct = self.options.tensor_parallel_size == 1
             self._llm.collective_rpc("tap_logits", args=(self._hear,) if self._direct else ())
@@ -319,6 +320,20 @@ def _joined(parts: Sequence[RankKV]) -> LayerKV:
     values = torch.cat([part.values_SKD for part in kept], dim=1)
     layer = next(int(piece) for piece in first.name.split(".") if piece.isdigit())
     return LayerKV(layer, keys, values, first.start, first.name)
+
+
+def _found(model: str | Path) -> str:
+    """The model as vLLM takes it: a checkpoint folder, or an id of the hub.
+
+    Raises:
+        ConfigError: it can't be either.
+    """
+    folder = Path(model)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError("model", str(model), "a checkpoint folder with a config.json")
+    if not folder.is_dir() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(model)):
+        raise ConfigError("model", str(model), "a checkpoint folder, or an id such as org/name")
+    return str(model)
 
 
 @contextmanager

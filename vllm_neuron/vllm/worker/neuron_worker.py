@@ -26,7 +26,7 @@ from vllm_neuron.parallel.neuron_parallel_state import set_tp_group
 from vllm_neuron.vllm import options
 from vllm_neuron.vllm.adapter import get_adapter
 from vllm_neuron.vllm.general import log_like_vllm
-from vllm_neuron.vllm.worker import kv
+from vllm_neuron.vllm.worker import kv, watchers
 from vllm_neuron.vllm.worker.neuron_model_runner import NeuronModelRunner
 from vllm_neuron.vllm.worker.tap import Inspection
 
@@ -89,12 +89,15 @@ class NeuronWorker(Inspection, WorkerBase):
         if model.max_position is not None and config.max_model_len > model.max_position:
             raise ConfigError("max_model_len", config.max_model_len, f"at most {model.max_position}, the model's own")
         model.limit_positions(config.max_model_len)
-        model.load_weights(self._folder(), dtype)
+        folder = self._folder()
+        model.load_weights(folder, dtype)
         assert isinstance(model, nn.Module)
         self.adapter.prepare(model.eval(), compile_layers=self.config.compile_layers)
         self._model = model
         self.runner = NeuronModelRunner(self.vllm_config, self.config, self.adapter, model)
         self.model_runner = self.runner  # type: ignore[assignment]
+        about = watchers.about(self.vllm_config)
+        self.runner.watch.watchers += watchers.configured(self.config, model, about, folder)
 
     def _folder(self) -> Path:
         """The checkpoint's folder: as given, or the hub's files in the local cache (fetched when online)."""
@@ -180,6 +183,8 @@ class NeuronWorker(Inspection, WorkerBase):
 
     def shutdown(self) -> None:
         """Leave the process group; vLLM destroys it right after this."""
+        if self.runner is not None:
+            self.runner.watch.close()
         set_tp_group(None)
 
     def check_health(self) -> None:
