@@ -33,10 +33,10 @@ def lint_kernel(
     else:
         for f in report.findings:
             status = mark("error" if f.severity == "error" else "warn")
-            typer.echo(f"{report.path}:{f.line}:{f.column}: {status} {f.rule}: {f.text}. {f.action}")
+            typer.echo(f"{f.path}:{f.line}:{f.column}: {status} {f.rule}: {f.text}. {f.action}")
             typer.echo(f"    NKI {f.versions}; source: {f.source}")
         checked = f"{len(report.kernels)} kernels, {len(report.functions)} functions checked"
         typer.echo(f"{checked}: {report.errors} errors, {report.warnings} warnings")
         if report.elsewhere:
-            typer.echo(f"not checked, from other files: {', '.join(report.elsewhere)}")
+            typer.echo(f"not checked, their files were not found: {', '.join(report.elsewhere)}")
     return Exit.FINDINGS if report.errors else Exit.OK

@@ -1,29 +1,29 @@
 """Find in a kernel what the NKI compiler would refuse, without it: the stand-in runs any Python, the compiler does not.
 
-Checked are the functions under ``nki.jit`` (or passed to it) and the functions of the same file that they call. What
-they call in other files is listed, not checked. Rules and their sources: :mod:`vllm_neuron.nki.lint_rules`.
+Checked are the functions under ``nki.jit`` (or passed to it) and the functions that they call, in this file and in
+files that it imports by name and that are found around it. Other calls are listed, not checked. Rules and their
+sources: :mod:`vllm_neuron.nki.lint_rules`.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.nki import lint_rules as R
+from vllm_neuron.nki.lint_reach import File, Function, Reach, parse, read
 from vllm_neuron.nki.lint_rules import Rule, Version
-
-MODULES = {"nki.language": "nl", "nki.isa": "nisa", "neuronxcc.nki.language": "nl", "neuronxcc.nki.isa": "nisa"}
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, order=True)
 class Finding:
     """One place where a rule is broken; ``line`` and ``column`` count from 1."""
 
+    path: str
     line: int
     column: int
     rule: str
@@ -37,14 +37,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What the linter found in one file.
+    """What the linter found in one file, and in the functions of other files that its kernels call.
 
     Attributes:
         path: the file.
         kernels: names of its kernels.
         functions: names of the functions that were checked, kernels included.
-        findings: in the order of the file.
-        elsewhere: names that kernels call and that other files define: not checked.
+        findings: by file and line.
+        elsewhere: names that kernels call and whose files were not found: not checked.
     """
 
     path: str
@@ -81,7 +81,7 @@ def parse_version(text: str) -> Version:
 
 
 def lint_file(path: Path, version: Version | None = None) -> Report:
-    """Check one file.
+    """Check one file, and what its kernels call in files that it imports and that lie beside it or in its package.
 
     Args:
         path: a Python file with kernels.
@@ -91,28 +91,27 @@ def lint_file(path: Path, version: Version | None = None) -> Report:
         UnsupportedError: not Python, or no kernel in it.
         OSError: it can't be read.
     """
-    try:
-        source = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UnsupportedError(str(path), str(error), "a Python file in UTF-8", "Give a kernel's .py file.") from error
-    return lint_source(source, str(path), version)
+    return _report(read(path), version)
 
 
-def lint_source(source: str, path: str = "<kernel>", version: Version | None = None) -> Report:
-    """Check Python text; see :func:`lint_file`."""
-    try:
-        tree = ast.parse(source, filename=path)
-    except SyntaxError as error:
-        at = f"{path}:{error.lineno}:{error.offset}"
-        raise UnsupportedError(at, error.msg, "a Python file", "Give a kernel's .py file.") from error
-    file = _File(tree)
+def lint_source(source: str, version: Version | None = None) -> Report:
+    """Check Python text that belongs to no file; see :func:`lint_file`."""
+    return _report(parse(source, None), version)
+
+
+def _report(file: File, version: Version | None) -> Report:
     if not file.kernels:
         raise UnsupportedError(
-            path, "no kernel", "a function under @nki.jit", "Decorate the kernel, or give the file that has it."
+            file.name, "no kernel", "a function under @nki.jit", "Decorate the kernel, or give the file that has it."
         )
-    findings = [f for f in _check(file) if version is None or _holds(f[1], version)]
-    shown = sorted({_finding(*f) for f in findings})
-    return Report(path, tuple(file.kernels), tuple(file.reached), tuple(shown), tuple(sorted(file.elsewhere)))
+    reach = Reach()
+    for kernel in file.kernels.values():
+        reach.function(file, kernel)
+    findings = [_finding(*f) for f in _check(file, reach) if version is None or _holds(f[2], version)]
+    names = [function.name for _, function in reach.functions.values()]
+    return Report(
+        file.name, tuple(file.kernels), tuple(names), tuple(sorted(set(findings))), tuple(sorted(reach.elsewhere))
+    )
 
 
 def _show(version: Version) -> str:
@@ -123,136 +122,42 @@ def _holds(rule: Rule, version: Version) -> bool:
     return rule.versions[0] <= version <= rule.versions[1]
 
 
-def _finding(node: Any, rule: Rule, name: str, function: str) -> Finding:
+def _finding(file: File, node: Any, rule: Rule, name: str, function: str) -> Finding:
     first, last = rule.versions
     versions = f"{_show(first)} and later" if last == R.NEWEST else f"{_show(first)} to {_show(last)}"
     text = rule.text.format(name=name) if name else rule.text
     where = node.lineno, node.col_offset + 1
-    return Finding(*where, rule.id, rule.severity, text, rule.action, rule.source, versions, function)
+    return Finding(file.name, *where, rule.id, rule.severity, text, rule.action, rule.source, versions, function)
 
 
-@dataclass
-class _File:
-    """A parsed file: its imports, its functions and classes, and which of them a kernel reaches."""
-
-    tree: ast.Module
-    aliases: dict[str, str] = field(default_factory=dict)
-    old: list[tuple[ast.stmt, str]] = field(default_factory=list)
-    functions: dict[str, Function] = field(default_factory=dict)
-    classes: dict[str, ast.ClassDef] = field(default_factory=dict)
-    kernels: dict[str, Function] = field(default_factory=dict)
-    reached: dict[str, Function] = field(default_factory=dict)
-    used_classes: dict[str, ast.ClassDef] = field(default_factory=dict)
-    elsewhere: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                self._import(node)
-            elif isinstance(node, ast.ImportFrom) and node.module is not None:
-                self._import_from(node, node.module)
-        for statement in self.tree.body:
-            if isinstance(statement, Function):
-                self.functions[statement.name] = statement
-            elif isinstance(statement, ast.ClassDef):
-                self.classes[statement.name] = statement
-        self._find_kernels()
-        for kernel in self.kernels.values():
-            self._reach(kernel)
-
-    def _import(self, node: ast.Import) -> None:
-        for name in node.names:
-            if name.name.split(".")[0] == "neuronxcc":
-                self.old.append((node, name.name))
-            if name.asname:
-                self.aliases[name.asname] = MODULES.get(name.name, name.name.removeprefix("neuronxcc."))
-
-    def _import_from(self, node: ast.ImportFrom, module: str) -> None:
-        if module.split(".")[0] == "neuronxcc":
-            self.old.append((node, module))
-        for name in node.names:
-            here = name.asname or name.name
-            if module == "vllm_neuron.nki.api" and name.name in ("nki", "nl", "nisa"):
-                self.aliases[here] = name.name
-            else:
-                whole = f"{module}.{name.name}"
-                self.aliases[here] = MODULES.get(whole, f"{MODULES.get(module, module)}.{name.name}")
-
-    def dotted(self, node: ast.AST) -> str:
-        """The full name that an expression spells (``nl.load``), or nothing."""
-        if isinstance(node, ast.Name):
-            return self.aliases.get(node.id, node.id)
-        if isinstance(node, ast.Attribute):
-            base = self.dotted(node.value)
-            if not base:
-                return ""
-            whole = f"{base}.{node.attr}"
-            return MODULES.get(whole, whole)
-        return ""
-
-    def called(self, decorator: ast.expr) -> str:
-        """The name of a decorator, with or without a call."""
-        return self.dotted(decorator.func if isinstance(decorator, ast.Call) else decorator)
-
-    def _find_kernels(self) -> None:
-        for name, function in self.functions.items():
-            if any(self.called(d) == "nki.jit" for d in function.decorator_list):
-                self.kernels[name] = function
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and self.dotted(node.func) == "nki.jit":
-                for argument in node.args:
-                    if isinstance(argument, ast.Name) and argument.id in self.functions:
-                        self.kernels[argument.id] = self.functions[argument.id]
-
-    def _reach(self, function: Function) -> None:
-        if function.name in self.reached:
-            return
-        self.reached[function.name] = function
-        for node in ast.walk(function):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                if node.id in self.functions:
-                    self._reach(self.functions[node.id])
-                elif node.id in self.classes:
-                    self.used_classes[node.id] = self.classes[node.id]
-            if isinstance(node, ast.Call):
-                self._note_elsewhere(node)
-
-    def _note_elsewhere(self, call: ast.Call) -> None:
-        root = call.func
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        if isinstance(root, ast.Name) and root.id in self.aliases:
-            name = self.dotted(call.func)
-            if name.split(".")[0] not in ("nki", "nl", "nisa", "numpy"):
-                self.elsewhere.add(name)
+Found = tuple[Any, Rule, str]
 
 
-Found = tuple[Any, Rule, str, str]
-
-
-def _check(file: _File) -> Iterator[Found]:
+def _check(file: File, reach: Reach) -> Iterator[tuple[File, Any, Rule, str, str]]:
     for statement, name in file.old:
-        yield statement, R.OLD_NAMESPACE, name, ""
+        yield file, statement, R.OLD_NAMESPACE, name, ""
     for kernel in file.kernels.values():
-        yield from _kernel_signature(kernel)
-    for function in file.reached.values():
-        yield from ((node, rule, name, function.name) for node, rule, name in _function(file, function))
-    for node in file.used_classes.values():
-        bases = {file.dotted(base).rsplit(".", 1)[-1] for base in node.bases}
+        for found in _kernel_signature(kernel):
+            yield file, *found, kernel.name
+    for where, function in reach.functions.values():
+        for found in _function(where, function):
+            yield where, *found, function.name
+    for where, kind in reach.classes.values():
+        bases = {where.dotted(base).rsplit(".", 1)[-1] for base in kind.bases}
         if not bases or bases - R.KNOWN_BASES:
-            yield node, R.CLASS_BASE, node.name, ""
+            yield where, kind, R.CLASS_BASE, kind.name, ""
 
 
 def _kernel_signature(kernel: Function) -> Iterator[Found]:
     arguments = kernel.args
     if arguments.kwonlyargs:
-        yield arguments.kwonlyargs[0], R.KEYWORD_ONLY, "", kernel.name
+        yield arguments.kwonlyargs[0], R.KEYWORD_ONLY, ""
     for default in [*arguments.defaults, *arguments.kw_defaults]:
         if isinstance(default, ast.List):
-            yield default, R.LIST_DEFAULT, "", kernel.name
+            yield default, R.LIST_DEFAULT, ""
 
 
-def _function(file: _File, function: Function) -> Iterator[tuple[Any, Rule, str]]:
+def _function(file: File, function: Function) -> Iterator[Found]:
     for extra in (function.args.vararg, function.args.kwarg):
         if extra is not None:
             yield extra, R.VARARGS, ""
@@ -268,7 +173,7 @@ def _function(file: _File, function: Function) -> Iterator[tuple[Any, Rule, str]
         yield from _outputs(file, function)
 
 
-def _node(file: _File, node: ast.AST) -> Iterator[tuple[Any, Rule, str]]:
+def _node(file: File, node: ast.AST) -> Iterator[Found]:
     if (rule := R.NODES.get(type(node))) is not None:
         yield node, rule, ""
     match node:
@@ -281,7 +186,7 @@ def _node(file: _File, node: ast.AST) -> Iterator[tuple[Any, Rule, str]]:
             yield from _loop(node)
         case ast.Compare():
             if any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
-                yield node, R.IDENTITY, ""
+                yield node, R.IDENTITY_NONE if _with_none(node) else R.IDENTITY, ""
         case ast.BinOp(op=ast.MatMult()) | ast.AugAssign(op=ast.MatMult()):
             yield node, R.MATMUL_OPERATOR, ""
         case ast.Dict():
@@ -295,14 +200,18 @@ def _node(file: _File, node: ast.AST) -> Iterator[tuple[Any, Rule, str]]:
             yield from _result(file, node)
 
 
-def _loop(node: ast.For | ast.While) -> Iterator[tuple[Any, Rule, str]]:
+def _with_none(node: ast.Compare) -> bool:
+    return len(node.ops) == 1 and isinstance(node.comparators[0], ast.Constant) and node.comparators[0].value is None
+
+
+def _loop(node: ast.For | ast.While) -> Iterator[Found]:
     if node.orelse:
         yield node, R.LOOP_ELSE, ""
     if isinstance(node, ast.For) and not isinstance(node.target, ast.Name):
         yield node.target, R.LOOP_TARGET, ""
 
 
-def _call(file: _File, call: ast.Call) -> Iterator[tuple[Any, Rule, str]]:
+def _call(file: File, call: ast.Call) -> Iterator[Found]:
     name = file.dotted(call.func)
     if isinstance(call.func, ast.Name) and call.func.id in file.kernels and name == call.func.id:
         yield call, R.JIT_INSIDE, name
@@ -322,7 +231,7 @@ def _call(file: _File, call: ast.Call) -> Iterator[tuple[Any, Rule, str]]:
             yield keyword, R.INTEGER_ENUM, keyword.arg
 
 
-def _name(file: _File, node: ast.Name | ast.Attribute) -> Iterator[tuple[Any, Rule, str]]:
+def _name(file: File, node: ast.Name | ast.Attribute) -> Iterator[Found]:
     name = file.dotted(node)
     if (rule := R.NAMES.get(name)) is not None:
         yield node, rule, ""
@@ -332,14 +241,14 @@ def _name(file: _File, node: ast.Name | ast.Attribute) -> Iterator[tuple[Any, Ru
         yield node, R.OLD_NAMESPACE, name
 
 
-def _result(file: _File, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[tuple[Any, Rule, str]]:
+def _result(file: File, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[Found]:
     if isinstance(node.value, ast.Call):
         module, _, function = file.dotted(node.value.func).partition(".")
         if module == "nisa" and function and "." not in function and function not in R.RETURNING:
             yield node.value, R.RESULT_USED, f"nisa.{function}"
 
 
-def _outputs(file: _File, kernel: Function) -> Iterator[tuple[Any, Rule, str]]:
+def _outputs(file: File, kernel: Function) -> Iterator[Found]:
     """Names that the kernel returns and that it made with nl.ndarray in another buffer than shared HBM."""
     made: dict[str, str] = {}
     for node in ast.walk(kernel):
