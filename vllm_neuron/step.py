@@ -45,12 +45,14 @@ class KVView:
             the border between packed requests are all in here. S is ``M * block_size``, or T in PREFILL.
         start_B: int64 [B], position of the first key in ``blocks_BM`` (0 unless the table was cut by a window);
             ``None`` in PREFILL.
+        causal: PREFILL only: no token sees a later token of the step, so that kernels need not look at those.
     """
 
     slots_T: Tensor
     blocks_BM: Tensor | None
     mask_BQS: Tensor
     start_B: Tensor | None = None
+    causal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

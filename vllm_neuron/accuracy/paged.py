@@ -110,7 +110,7 @@ class Paged:
             keys = _padded(positions, pad, NEVER)
             mask = self._sees(index, queries, keys[None])
             mask &= _padded(owners, pad, int(owners[0]))[:, None] == _padded(owners, pad, -1)[None]
-            return KVView(slots, None, mask[None])
+            return KVView(slots, None, mask[None], causal=True)
         mask = self._sees(index, queries, torch.arange(self.blocks * self.block_size)[None])
         if phase is Phase.EXTEND:
             return KVView(slots, table[owners[:1]], mask[None], torch.zeros(1, dtype=torch.int64))

@@ -82,6 +82,7 @@ def flash_attention(
     softcap: float | None = None,
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """Attention over dense keys and values (PREFILL: a step's own tokens).
 
@@ -93,11 +94,21 @@ def flash_attention(
         softcap: scores become ``softcap * tanh(score / softcap)`` before the mask.
         sinks_N: [N], one extra logit a head that takes weight and gives nothing (gpt-oss).
         bias_BNQS: float32 [B, N, Q, S], added to the scores after the soft cap (ALiBi).
+        causal: no query sees a key after its own place, whatever the mask says: key j only where ``j <= i + S - Q``. A
+            kernel leaves those keys out.
 
     Returns:
         [B, Q, N, E] in q's dtype.
     """
+    if causal:
+        mask_BQS = _up_to_own(mask_BQS)
     return _attend(q_BQND, k_BSKD, v_BSKE, mask_BQS, scale, softcap, sinks_N, bias_BNQS)
+
+
+def _up_to_own(mask_BQS: Tensor) -> Tensor:
+    """The mask without keys after a query's own place."""
+    queries, keys = mask_BQS.shape[-2:]
+    return mask_BQS.tril(keys - queries)
 
 
 @operation
@@ -195,6 +206,7 @@ def _dense_is_plain(
     softcap: float | None = None,
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
+    causal: bool = False,
 ) -> Support:
     return _plain(softcap, sinks_N, bias_BNQS)
 
@@ -226,8 +238,9 @@ def _flash_sdpa(
     softcap: float | None = None,
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
+    causal: bool = False,
 ) -> Tensor:
-    return _sdpa(q_BQND, k_BSKD, v_BSKE, mask_BQS, scale)
+    return _sdpa(q_BQND, k_BSKD, v_BSKE, _up_to_own(mask_BQS) if causal else mask_BQS, scale)
 
 
 @segmented_attention.kernel("torch.sdpa", target="cpu", supports=_paged_is_plain)

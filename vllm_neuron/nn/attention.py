@@ -249,6 +249,7 @@ class Attention(CachedBlock):
                 softcap=self.softcap,
                 sinks_N=self.sinks,
                 bias_BNQS=bias,
+                causal=view.causal,
             )
         assert view.blocks_BM is not None
         paged = NF.attention_decode if step.phase is Phase.DECODE else NF.segmented_attention

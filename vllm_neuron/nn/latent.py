@@ -157,7 +157,8 @@ class LatentAttention(CachedBlock):
         q = q_TND.unflatten(0, (step.rows, -1))
         if step.phase is Phase.PREFILL:
             k = entry_T1D[None]
-            return NF.flash_attention(q, k, k[..., : self.kv_rank], view.mask_BQS, scale=self.scale)
+            v = k[..., : self.kv_rank]
+            return NF.flash_attention(q, k, v, view.mask_BQS, scale=self.scale, causal=view.causal)
         assert view.blocks_BM is not None
         paged = NF.attention_decode if step.phase is Phase.DECODE else NF.segmented_attention
         return paged(

@@ -103,7 +103,7 @@ class StepBuilder:
             if group not in masks:
                 mask = _reach(base, positions[None, :], positions[:, None], group)
                 masks[group] = torch.from_numpy(mask)[None]
-            views.append(KVView(_tensor(slots), None, masks[group]))
+            views.append(KVView(_tensor(slots), None, masks[group], causal=True))
         step = Step(Phase.PREFILL, _tensor(ids), _tensor(positions), tuple(views), 1)
         return Work(step, tuple(rows), tuple(starts), tuple(counts), Shape(Phase.PREFILL, size, size))
 
