@@ -19,8 +19,8 @@ Use::
 
     double(array)          # one program; double[2](array) runs two, in two threads with shared HBM
 
-What it checks: partitions, free sizes, matmul tiles, types and buffers of each engine, start partitions, room in SBUF and
-PSUM, elements that were never written, writes outside. What it does not model: aliasing of manual addresses, semaphores
+What it checks: partitions, free sizes, matmul tiles, types and buffers of each engine, start partitions, room in SBUF
+and PSUM, elements that were never written, writes outside. What it does not model: aliasing of manual addresses, semaphores
 and ordering between engines, approximations of the scalar engine, MX types. It counts instructions, DMA bytes, matmul
 cycles and peak memory of each call (``counting``, ``last_counts``).
 

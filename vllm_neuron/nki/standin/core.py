@@ -1,11 +1,11 @@
-"""The running program: its counters, its memory, its place in a logical core, and errors that name the kernel's line."""
+"""The running program: counters, memory, place in a logical core; and errors that name the kernel's line."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +15,9 @@ from vllm_neuron.errors import KernelError
 from vllm_neuron.nki.standin.counts import Counts, Event
 from vllm_neuron.nki.standin.memory import PARTITIONS, PSUM_BYTES, SBUF_BYTES, Space
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+STANDIN = "(Said by the NKI stand-in, which is not AWS's simulator.)"
 
 
 class Core:
@@ -105,12 +107,24 @@ def current(name: str) -> Core:
 def fail(argument: str, value: Any, limit: str, action: str = "") -> NoReturn:
     """Raise the error of a primitive, with the kernel and the line in it that made the call."""
     core = local.core
-    raise KernelError(core.kernel if core else "(no kernel)", argument, value, limit, kernel_line(), action)
+    hint = f"{action} {STANDIN}" if action else STANDIN
+    raise KernelError(core.kernel if core else "(no kernel)", argument, value, limit, kernel_line(), hint)
 
 
 def kernel_line() -> str:
     """``file:line`` of the innermost frame that isn't the stand-in's own."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "(unknown line)"
+
+
+def line_of(traceback: TracebackType | None) -> str:
+    """``file:line`` of the innermost frame of a traceback that isn't the stand-in's own; empty without one."""
+    found = ""
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith(HERE):
+            found = f"{file}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return found

@@ -39,7 +39,7 @@ class Counts:
     Attributes:
         kernel: the kernel's name.
         programs: 1, or 2 with lnc=2.
-        instructions: engine -> number of instructions (``tensor``, ``vector``, ``scalar``, ``gpsimd``, ``dma``, ``sync``).
+        instructions: engine (``tensor``, ``vector``, ``scalar``, ``gpsimd``, ``dma``, ``sync``) -> instructions.
         cycles: engine -> estimated cycles; ``dma`` is absent (see the bytes).
         dma_bytes: direction (``hbm>sbuf``, ``sbuf>hbm``, ``hbm>hbm``, ``sbuf>sbuf``) -> bytes moved, counted at the
             destination for reads of HBM and at the source for writes.

@@ -11,13 +11,83 @@ import numpy as np
 
 from vllm_neuron.nki.standin.core import current, fail
 from vllm_neuron.nki.standin.dtypes import DTYPES, as_dtype
-from vllm_neuron.nki.standin.memory import PARTITIONS, PSUM_BANK_BYTES, SBUF_BYTES, Space, Storage
+from vllm_neuron.nki.standin.memory import PARTITIONS, PSUM_BANK_BYTES, PSUM_BANKS, SBUF_BYTES, Space, Storage
 from vllm_neuron.nki.standin.objects import NKIObject as NKIObject
 from vllm_neuron.nki.standin.ops import OPS
+from vllm_neuron.nki.standin.pattern import Register
 from vllm_neuron.nki.standin.tensor import Tensor
 
-globals().update(DTYPES)
-globals().update(OPS)
+bool_ = DTYPES["bool_"]
+int8 = DTYPES["int8"]
+uint8 = DTYPES["uint8"]
+int16 = DTYPES["int16"]
+uint16 = DTYPES["uint16"]
+int32 = DTYPES["int32"]
+uint32 = DTYPES["uint32"]
+float32 = DTYPES["float32"]
+tfloat32 = DTYPES["tfloat32"]
+float16 = DTYPES["float16"]
+bfloat16 = DTYPES["bfloat16"]
+float8_e4m3 = DTYPES["float8_e4m3"]
+float8_e4m3fn = DTYPES["float8_e4m3fn"]
+float8_e5m2 = DTYPES["float8_e5m2"]
+float8_e8m0fnu = DTYPES["float8_e8m0fnu"]
+float8_e4m3fn_x4 = DTYPES["float8_e4m3fn_x4"]
+float8_e5m2_x4 = DTYPES["float8_e5m2_x4"]
+float4_e2m1fn_x4 = DTYPES["float4_e2m1fn_x4"]
+
+add = OPS["add"]
+subtract = OPS["subtract"]
+multiply = OPS["multiply"]
+maximum = OPS["maximum"]
+minimum = OPS["minimum"]
+divide = OPS["divide"]
+power = OPS["power"]
+mod = OPS["mod"]
+fmod = OPS["fmod"]
+abs_max = OPS["abs_max"]
+abs_min = OPS["abs_min"]
+equal = OPS["equal"]
+not_equal = OPS["not_equal"]
+less = OPS["less"]
+less_equal = OPS["less_equal"]
+greater = OPS["greater"]
+greater_equal = OPS["greater_equal"]
+logical_and = OPS["logical_and"]
+logical_or = OPS["logical_or"]
+logical_xor = OPS["logical_xor"]
+bitwise_and = OPS["bitwise_and"]
+bitwise_or = OPS["bitwise_or"]
+bitwise_xor = OPS["bitwise_xor"]
+left_shift = OPS["left_shift"]
+right_shift = OPS["right_shift"]
+copy = OPS["copy"]
+identity = OPS["identity"]
+abs = OPS["abs"]
+square = OPS["square"]
+sqrt = OPS["sqrt"]
+rsqrt = OPS["rsqrt"]
+reciprocal = OPS["reciprocal"]
+exp = OPS["exp"]
+log = OPS["log"]
+sin = OPS["sin"]
+tanh = OPS["tanh"]
+arctan = OPS["arctan"]
+erf = OPS["erf"]
+sign = OPS["sign"]
+relu = OPS["relu"]
+sigmoid = OPS["sigmoid"]
+silu = OPS["silu"]
+gelu = OPS["gelu"]
+gelu_apprx_tanh = OPS["gelu_apprx_tanh"]
+gelu_apprx_sigmoid = OPS["gelu_apprx_sigmoid"]
+softplus = OPS["softplus"]
+mish = OPS["mish"]
+negative = OPS["negative"]
+logical_not = OPS["logical_not"]
+invert = OPS["invert"]
+floor = OPS["floor"]
+ceil = OPS["ceil"]
 
 
 class MemoryRegion(Enum):
@@ -45,6 +115,13 @@ class _TileSize:
     gemm_stationary_fmax: int = 128
     gemm_moving_fmax: int = 512
     bn_stats_fmax: int = 512
+    psum_bank_fmax: int = PSUM_BANK_BYTES // 4
+    psum_bank_fmax_bytes: int = PSUM_BANK_BYTES
+    psum_num_banks: int = PSUM_BANKS
+    psum_fmax_bytes: int = PSUM_BANK_BYTES
+    sbuf_fmax: int = SBUF_BYTES // 4
+    sbuf_fmax_bytes: int = SBUF_BYTES
+    sbuf_size_bytes: int = SBUF_BYTES * PARTITIONS
     psum_min_align: int = 4
     sbuf_min_align: int = 1
     total_available_sbuf_size: int = SBUF_BYTES
@@ -109,19 +186,48 @@ def _reserve(space: Space, storage: Storage, address: Any) -> None:
             what += f", at byte {start}"
         limit = f"{space.capacity} bytes a partition of {storage.buffer}"
         fail("ndarray.shape", what, limit + (" in 8 banks of 2048" if space.banks is not None else ""))
+    storage.first = int(address[0]) if address is not None else 0
+    if storage.first + storage.shape[0] > PARTITIONS:
+        fail("ndarray.address", address, f"partitions inside 0 to {PARTITIONS - 1} for shape {storage.shape}")
     storage.space = space
     storage.claim = claim
 
 
 def zeros(shape: Sequence[int], dtype: Any, buffer: Any = MemoryRegion.sbuf, name: str = "") -> Tensor:
     """A new tensor of zeros: ``ndarray`` and ``memset``."""
+    return full(shape, 0, dtype, buffer, name)
+
+
+def ones(shape: Sequence[int], dtype: Any, buffer: Any = MemoryRegion.sbuf, name: str = "") -> Tensor:
+    """A new tile of ones."""
+    return full(shape, 1, dtype, buffer, name)
+
+
+def full(shape: Sequence[int], fill_value: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: str = "") -> Tensor:
+    """A new tile of one value: ``ndarray`` and ``memset``."""
     from vllm_neuron.nki.standin.isa.vector import memset
 
     t = ndarray(shape, dtype, buffer, name)
     if t.buffer == "hbm":
-        fail("zeros.buffer", buffer, "nl.sbuf or nl.psum", "Write HBM with nisa.dma_copy.")
-    memset(t, 0)
+        fail("full.buffer", buffer, "nl.sbuf or nl.psum", "Write HBM with nisa.dma_copy.")
+    memset(t, fill_value)
     return t
+
+
+def load(src: Tensor, dtype: Any = None) -> Tensor:
+    """A new SBUF tile with a copy of an HBM tensor."""
+    from vllm_neuron.nki.standin.isa.dma import dma_copy
+
+    t = ndarray(src.shape if len(src.shape) > 1 else (1, *src.shape), dtype or src.dtype)
+    dma_copy(t, src)
+    return t
+
+
+def store(dst: Tensor, value: Tensor) -> None:
+    """Copy a tile to HBM."""
+    from vllm_neuron.nki.standin.isa.dma import dma_copy
+
+    dma_copy(dst, value)
 
 
 def ds(start: Any, size: Any) -> slice:
@@ -163,16 +269,19 @@ def dynamic_range(*bounds: Any) -> Iterator[int]:
     return iter(range(*[int(b) for b in bounds]))
 
 
-def fori_loop(lower: Any, upper: Any, body: Callable[[int], Any]) -> None:
-    """Call ``body`` with each index from ``lower`` to ``upper - 1``; bounds may be registers."""
-    for i in range(int(lower), int(upper)):
-        body(i)
+def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Register], Any], step: int = 1) -> None:
+    """Call ``body_fun`` with a register that holds ``lower``, ``lower + step``, ... below ``upper``."""
+    for i in range(int(lower), int(upper), step):
+        body_fun(Register(i))
 
 
-def while_loop(condition: Any, body: Callable[..., Any]) -> None:
-    """Call ``body(register)`` while the register is not zero."""
-    while condition:
-        body(condition)
+def while_loop(init: Register, body_fun: Callable[[Register], Register]) -> None:
+    """``r = init``, and while ``r`` is not zero ``r = body_fun(r)``."""
+    register = init
+    while register:
+        register = body_fun(register)
+        if not isinstance(register, Register):
+            fail("while_loop.body_fun", type(register).__name__, "the next condition, a register")
 
 
 def shared_constant(values: Any, dtype: Any = None, name: str = "") -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from vllm_neuron.errors import KernelError
+from vllm_neuron.errors import KernelError, NeuronError
 from vllm_neuron.nki.standin import counts
-from vllm_neuron.nki.standin.core import Core, local
+from vllm_neuron.nki.standin.core import STANDIN, Core, line_of, local
 from vllm_neuron.nki.standin.dtypes import as_dtype
 from vllm_neuron.nki.standin.memory import Storage
 from vllm_neuron.nki.standin.rendezvous import Aborted, Launch
@@ -136,9 +136,7 @@ def _program(kernel: Kernel, core: Core, args: list[Any], kwargs: dict[str, Any]
         result = kernel.function(*args, **kwargs)
         failed = False
         return result
-    except Aborted:
-        raise
-    except KernelError:
+    except (NeuronError, Aborted):
         raise
     except _PYTHON_ERRORS as error:
         raise KernelError(
@@ -146,7 +144,8 @@ def _program(kernel: Kernel, core: Core, args: list[Any], kwargs: dict[str, Any]
             "body",
             f"{type(error).__name__}: {error}",
             "no Python error",
-            _line_of(error, kernel),
+            line_of(error.__traceback__),
+            STANDIN,
         ) from error
     finally:
         local.core = None
@@ -160,36 +159,23 @@ def _pair(kernel: Kernel, cores: list[Core], args: list[Any], kwargs: dict[str, 
     def second() -> None:
         try:
             done[1] = ("result", _program(kernel, cores[1], args, kwargs))
-        except (KernelError, Aborted) as error:
+        except (NeuronError, Aborted) as error:
             done[1] = ("error", error)
 
     thread = threading.Thread(target=second, name=f"{kernel.function.__name__}[1]")
     thread.start()
     try:
         done[0] = ("result", _program(kernel, cores[0], args, kwargs))
-    except (KernelError, Aborted) as error:
+    except (NeuronError, Aborted) as error:
         done[0] = ("error", error)
     finally:
         thread.join()
-    errors = [d[1] for d in done if d is not None and d[0] == "error"]
-    for error in sorted(errors, key=lambda e: isinstance(e, Aborted)):
-        raise error
+    if done[1] is None:
+        _refuse(kernel, "program 1", "an exception of an unusual kind", "a result", "Its traceback is on stderr.")
+    errors = [d[1] for d in done if d[0] == "error"]
+    if errors:
+        raise min(errors, key=lambda e: isinstance(e, Aborted))
     return _result(done[0][1], kernel, cores[0])
-
-
-def _line_of(error: BaseException, kernel: Kernel) -> str:
-    """``file:line`` of the innermost frame of the traceback that is not the stand-in's."""
-    from vllm_neuron.nki.standin.core import _HERE
-
-    found = ""
-    step = error.__traceback__
-    while step is not None:
-        file = step.tb_frame.f_code.co_filename
-        if not file.startswith(_HERE):
-            found = f"{file}:{step.tb_lineno}"
-        step = step.tb_next
-    code = kernel.function.__code__
-    return found or f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _to_tensor(value: Any, argument: int | str, storages: dict[int, Tensor], kernel: Kernel) -> Any:
@@ -208,7 +194,7 @@ def _to_tensor(value: Any, argument: int | str, storages: dict[int, Tensor], ker
     return value
 
 
-def _refuse(kernel: Kernel, argument: int | str, value: Any, limit: str, action: str = "") -> None:
+def _refuse(kernel: Kernel, argument: int | str, value: Any, limit: str, action: str = "") -> NoReturn:
     code = kernel.function.__code__
     raise KernelError(
         kernel.function.__name__,
@@ -216,7 +202,7 @@ def _refuse(kernel: Kernel, argument: int | str, value: Any, limit: str, action:
         value,
         limit,
         f"{code.co_filename}:{code.co_firstlineno}",
-        action,
+        f"{action} {STANDIN}" if action else STANDIN,
     )
 
 
@@ -229,7 +215,6 @@ def _input(array: np.ndarray, argument: int | str, kernel: Kernel) -> Tensor:
     dtype = as_dtype(array.dtype)
     if dtype is None:
         _refuse(kernel, argument, array.dtype, "an element type of nki.language")
-        raise AssertionError
     if not array.flags.c_contiguous:
         _refuse(kernel, argument, f"strides {array.strides}", "a contiguous array")
     shaped = array if array.ndim else array.reshape(1)

@@ -101,6 +101,7 @@ class Storage:
         dtype: element type at allocation.
         name: for messages.
         buffer: ``hbm``, ``sbuf`` or ``psum``.
+        first: partition of the first row, from a manual address.
         row: bytes of one partition (on chip), or of everything (HBM).
         written: True when every element was written, False when none was, else one flag an element.
         shared: whether both programs of a logical core see it.
@@ -111,6 +112,7 @@ class Storage:
         "buffer",
         "claim",
         "dtype",
+        "first",
         "name",
         "numel",
         "raw",
@@ -134,6 +136,7 @@ class Storage:
         self.raw = self.array.reshape(-1).view(np.uint8)
         self.row = self.numel * dtype.itemsize // (shape[0] if buffer != "hbm" and shape[0] else 1)
         self.shared = False
+        self.first = 0
 
     def __del__(self) -> None:
         if self.space is not None:
@@ -143,4 +146,4 @@ class Storage:
         """One flag an element, made now if all were alike."""
         if type(self.written) is bool:
             self.written = np.full(self.numel, self.written, np.bool_)
-        return self.written  # type: ignore[return-value]
+        return self.written

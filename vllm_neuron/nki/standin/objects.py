@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 
@@ -25,7 +26,7 @@ def _construct(self: Any, *args: Any, **kwargs: Any) -> None:
     for base in reversed(cls.__mro__):
         if base in (object, NKIObject):
             continue
-        fields.update(dict.fromkeys(base.__dict__.get("__annotations__", {})))
+        fields.update(dict.fromkeys(inspect.get_annotations(base)))
         fields.update({k: v for k, v in base.__dict__.items() if not k.startswith("__") and not callable(v)})
     names = list(fields)
     if len(args) > len(names):

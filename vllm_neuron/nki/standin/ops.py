@@ -107,8 +107,8 @@ def _binary() -> list[Op]:
         Op("power", "arith", np.power),
         Op("mod", "arith", np.mod),
         Op("fmod", "arith", np.fmod),
-        Op("abs_max", "arith", lambda a, b: np.maximum(np.abs(a), np.abs(b))),
-        Op("abs_min", "arith", lambda a, b: np.minimum(np.abs(a), np.abs(b))),
+        Op("abs_max", "arith", lambda a, b: np.where(np.abs(a) > np.abs(b), a, b)),
+        Op("abs_min", "arith", lambda a, b: np.where(np.abs(a) < np.abs(b), a, b)),
     ]
     names = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
     compare = [Op(name, "compare", getattr(np, name)) for name in names]
@@ -159,11 +159,12 @@ def _unary() -> list[Op]:
 
 
 OPS: dict[str, Op] = {op.name: op for op in (*_binary(), *_unary())}
-_BY_UFUNC = {np.add: "add", np.subtract: "subtract", np.multiply: "multiply", np.maximum: "maximum"}
-_BY_UFUNC |= {np.minimum: "minimum", np.divide: "divide", np.power: "power", np.exp: "exp", np.tanh: "tanh"}
-_BY_UFUNC |= {np.square: "square", np.sqrt: "sqrt", np.abs: "abs", np.equal: "equal", np.less: "less"}
-_BY_UFUNC |= {np.greater: "greater", np.less_equal: "less_equal", np.greater_equal: "greater_equal"}
-_BY_UFUNC |= {np.bitwise_and: "bitwise_and", np.bitwise_or: "bitwise_or", np.not_equal: "not_equal"}
+# Unary operators that a scalar stage takes too; it then ignores the operand.
+SCALAR_UNARY = frozenset(("abs", "rsqrt"))
+_UFUNCS: tuple[str, ...] = ("add", "subtract", "multiply", "maximum", "minimum", "divide", "power", "exp", "tanh")
+_UFUNCS += ("square", "sqrt", "abs", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+_UFUNCS += ("bitwise_and", "bitwise_or", "bitwise_xor")
+_BY_UFUNC: dict[Any, str] = {getattr(np, name): name for name in _UFUNCS}
 
 
 def operator(op: Any, argument: str, arity: int) -> Op:
@@ -177,6 +178,6 @@ def operator(op: Any, argument: str, arity: int) -> Op:
         if name is None:
             fail(argument, op, "an operator of nki.language, e.g. nl.add")
         op = OPS[name]
-    if op.arity != arity:
+    if op.arity != arity and not (arity == 2 and op.name in SCALAR_UNARY):
         fail(argument, repr(op), "a binary operator" if arity == 2 else "an activation function")
     return op

@@ -144,6 +144,8 @@ def access(
     if scalar_offset is not None or vector_offset is not None:
         dim = indirect_dim % len(base.shape)
         if vector_offset is not None:
+            if vector_offset.dtype.kind != "int" or vector_offset.buffer != "sbuf":
+                fail(f"{base.name}.ap vector_offset", repr(vector_offset), "integers in sbuf")
             if vector_offset.size < shape[0]:
                 fail(f"{base.name}.ap vector_offset", vector_offset.shape, f"{shape[0]} indices, one for each row")
             steps = (0, *steps[1:])

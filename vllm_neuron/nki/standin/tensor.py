@@ -115,9 +115,9 @@ class Tensor(Views):
         if state is True or state is False:
             return state
         if self.dtype.itemsize == self.storage.dtype.itemsize:
-            flags: NDArray[np.bool_] = self._flags()
+            flags = self._flags()
         else:
-            flags = self.storage.flags()[self._elements()].all(axis=-1)
+            flags = np.asarray(self.storage.flags()[self._elements()].all(axis=-1))
         if flags.all():
             if self.whole:
                 self.storage.written = True

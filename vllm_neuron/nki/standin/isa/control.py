@@ -70,7 +70,7 @@ def sendrecv(
     dma_engine: Any = None,
     name: str | None = None,
 ) -> None:
-    """Swap tiles with the other program: ``src`` goes to its ``dst`` and its ``src`` comes into this ``dst``; in SBUF."""
+    """Swap tiles in SBUF: ``src`` goes to the other program's ``dst``, and its ``src`` comes into this ``dst``."""
     core = current("sendrecv")
     _two(core, "sendrecv")
     other = 1 - core.program

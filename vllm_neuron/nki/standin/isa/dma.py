@@ -38,8 +38,9 @@ class _Side:
         self.inside: Any = None
         self.starts: Any = None
         if not self.indirect:
-            self.tensor = self.plain = o.operand(t, argument, o.DMA)
-            self.shape = self.plain.shape
+            self.tensor: Tensor = o.operand(t, argument, o.DMA)
+            self.plain: Tensor | None = self.tensor
+            self.shape = self.tensor.shape
             return
         self.tensor = t
         self.shape = t.shape
@@ -92,7 +93,7 @@ class _Side:
             ok = storage.flags()[index] if self.tensor.dtype.itemsize == storage.dtype.itemsize else np.array(True)
             ok = ok | ~self.inside.reshape((-1,) + (1,) * (index.ndim - 1))
             if not ok.all():
-                fail(self.argument, f"rows of {self.tensor.base!r} never written", "elements written before a read")
+                fail(self.argument, f"gathered rows of {self.tensor!r} never written", "elements written before a read")
         return self.flat()[index]
 
     def write(self, values: Any, keep: Any) -> None:
@@ -199,7 +200,7 @@ def dma_transpose(
     oob_mode: Any = bounds.error,
     name: str | None = None,
 ) -> None:
-    """Transpose through DMA: 2-D ``[1, 0]``, 3-D ``[2, 1, 0]``, 4-D ``[3, 1, 2, 0]``; an indirect ``src`` gathers first."""
+    """Transpose through DMA: ``[1, 0]``, ``[2, 1, 0]`` or ``[3, 1, 2, 0]``; an indirect ``src`` gathers first."""
     core = current("dma_transpose")
     t = _Side(dst, "dma_transpose.dst", oob_mode)
     s = _Side(src, "dma_transpose.src", oob_mode)

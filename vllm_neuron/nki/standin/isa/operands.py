@@ -45,7 +45,15 @@ def operand(t: Any, argument: str, buffers: tuple[str, ...]) -> Tensor:
     if buffer not in buffers:
         fail(argument, f"{t!r}", f"a tensor in {' or '.join(buffers)}")
     if buffer != "hbm" and buffers is not DMA:
-        start = t.start // t.storage.row
+        storage = t.storage
+        if t.steps[0] != storage.row and t.shape[0] > 1:
+            fail(
+                argument,
+                f"{t!r} with a partition stride of {t.strides[0]} elements",
+                "neighbouring partitions",
+                "Engines neither skip nor repeat partitions: shuffle, transpose, multiply with ones, or use DMA.",
+            )
+        start = t.start // storage.row + storage.first
         if start:
             span = _SPAN.get(start)
             if span is None:

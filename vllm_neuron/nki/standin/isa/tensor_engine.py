@@ -13,6 +13,7 @@ from vllm_neuron.nki.standin.dtypes import FP8
 from vllm_neuron.nki.standin.isa import operands as o
 from vllm_neuron.nki.standin.isa.enums import engine as engines
 from vllm_neuron.nki.standin.isa.enums import matmul_perf_mode
+from vllm_neuron.nki.standin.memory import PSUM_BANK_BYTES
 from vllm_neuron.nki.standin.tensor import Tensor
 
 STATIONARY_FREE = 128
@@ -94,12 +95,22 @@ def _check(s: Tensor, m: Tensor, t: Tensor, double: bool, is_transpose: bool) ->
         fail("nc_matmul.moving", f"free size {columns} in {m.shape}", f"at most {MOVING_FREE}")
     if t.shape[0] != rows or t.size != rows * columns:
         fail("nc_matmul.dst", t.shape, f"({rows}, {columns})")
+    _inside_bank(t)
     if is_transpose:
         if t.dtype.itemsize != s.dtype.itemsize:
             fail("nc_matmul.dst", t.dtype, f"{s.dtype}, the type of stationary, with is_transpose=True")
     elif t.dtype not in ("float32", "bfloat16"):
         fail("nc_matmul.dst", t.dtype, "float32 (or bfloat16 on trn3)")
     return rows, columns
+
+
+def _inside_bank(t: Tensor) -> None:
+    if t.storage.row <= PSUM_BANK_BYTES:
+        return
+    first = t.start % t.storage.row
+    last = first + sum((n - 1) * s for n, s in zip(t.shape[1:], t.steps[1:], strict=True)) + t.dtype.itemsize - 1
+    if first // PSUM_BANK_BYTES != last // PSUM_BANK_BYTES:
+        fail("nc_matmul.dst", f"bytes {first} to {last} of {t!r}", f"one PSUM bank of {PSUM_BANK_BYTES} bytes")
 
 
 def _exact_transpose(left: Any, right: Any, rows: int, columns: int) -> Any:

@@ -94,6 +94,8 @@ def tensor_tensor(
 
 
 def _stage(op: Op, data: Any, operand: Any, reverse: bool, argument: str) -> Any:
+    if op.arity == 1:
+        return op.run(data)
     if op.kind == "bits":
         return o.bits(op, operand, data, argument) if reverse else o.bits(op, data, operand, argument)
     return o.binary(op, operand, data) if reverse else o.binary(op, data, operand)
@@ -118,15 +120,23 @@ def tensor_scalar(
     engine: Any = engines.unknown,
     name: str | None = None,
 ) -> None:
-    """``dst = (data op0 operand0) op1 operand1``; operands are numbers or ``[P, 1]`` tensors; ``reverse`` swaps sides."""
+    """``dst = (data op0 operand0) op1 operand1`` with numbers or ``[P, 1]`` tensors; ``reverse`` swaps the sides."""
     core = current("tensor_scalar")
     d = o.source(data, "tensor_scalar.data")
     t = o.target(dst, "tensor_scalar.dst")
     o.same(t, d, "tensor_scalar.data")
     where = on_engine(engine, ("vector", "scalar", "gpsimd"), "tensor_scalar", t, d)
+    if where == "scalar":
+        _on_scalar_engine(op0, op1)
     result, _ = _scalars(d, ((op0, operand0, reverse0), (op1, operand1, reverse1)), "tensor_scalar")
     o.store(t, result)
     _done(core, where, "tensor_scalar", t)
+
+
+def _on_scalar_engine(op0: Any, op1: Any) -> None:
+    pair = (operator(op0, "tensor_scalar.op0", 2).name, operator(op1, "tensor_scalar.op1", 2).name if op1 else None)
+    if pair not in (("multiply", "add"), ("multiply", None), ("add", None)):
+        fail("tensor_scalar.op0", pair, "multiply and add, multiply, or add on the scalar engine")
 
 
 def _scalars(d: Tensor, stages: Sequence[tuple[Any, Any, bool]], what: str) -> tuple[Any, Any]:
