@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm_neuron.accuracy.results import ThreeWay
+from vllm_neuron.accuracy.testing import compare_three_way
 
 BAR = 1e-5
 # Rounding errors of the reference itself, laid on its input, may come out so many times as large and still be ours.
@@ -85,10 +86,11 @@ class ThreeWayJudge:
 
     Args:
         counted: bool [R], the rows that count; all when None.
+        dtype: in which target and baseline were computed.
     """
 
-    def __init__(self, counted: Tensor | None = None) -> None:
-        self.counted = counted
+    def __init__(self, counted: Tensor | None = None, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.counted, self.dtype = counted, dtype
 
     def __call__(self, target: Tensor, expected: Tensor, baseline: Tensor | None = None, name: str = "") -> Finding:
         """See :class:`Judge`.
@@ -96,15 +98,13 @@ class ThreeWayJudge:
         Raises:
             ValueError: no baseline.
         """
-        from vllm_neuron.accuracy.testing import compare_three_way
-
         if baseline is None:
             raise ValueError("a three-way comparison needs the baseline")
         rows = torch.arange(len(expected)) if self.counted is None else self.counted.nonzero().flatten()
         if target.shape != expected.shape:
             return Finding(False, float("inf"), 0, f"shape {list(target.shape)}, expected {list(expected.shape)}")
         kept = [x[rows].float() for x in (target, expected, baseline)]
-        found = compare_three_way(target=kept[0], expected=kept[1], baseline=kept[2], name=name)
+        found = compare_three_way(target=kept[0], expected=kept[1], baseline=kept[2], name=name, dtype=self.dtype)
         errors, base = row_errors(kept[0], kept[1]), row_errors(kept[2], kept[1])
         error = float(errors.max()) if len(errors) else 0.0
         if found.passed:

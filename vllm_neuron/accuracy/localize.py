@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -70,17 +71,18 @@ def diverges(rig: Rig, way: Way) -> tuple[Divergence | None, Observed]:
 
 def locate(rig: Rig, way: Way) -> Place | None:
     """The first block that is wrong with right inputs when the prompts are run one way; None when there is none."""
-    return _entered(rig, way) or _layers(rig, way) or _tail(rig, way)
+    return locate_embedding(rig, way) or _layers(rig, way) or _tail(rig, way)
 
 
-def _place(rig: Rig, way: Way, pair: Pair, part: Part, kind: str = "local") -> Place:
+def place_of(rig: Rig, way: Way, pair: Pair, part: Part, kind: Literal["local", "propagated"] = "local") -> Place:
+    """The place of a part of a block."""
     row = part.row
     return Place(
         layer=pair.layer,
         block=pair.ours.rpartition(".")[2] if not pair.whole else "layer",
         ours=pair.ours,
         theirs=pair.theirs,
-        kind="local" if kind == "local" else "propagated",
+        kind=kind,
         evidence=part.evidence,
         phase=way.name,
         position=None if row is None else rig.gold.position(row),
@@ -88,7 +90,8 @@ def _place(rig: Rig, way: Way, pair: Pair, part: Part, kind: str = "local") -> P
     )
 
 
-def _entered(rig: Rig, way: Way) -> Place | None:
+def locate_embedding(rig: Rig, way: Way) -> Place | None:
+    """The embedding, when what enters the first layer is wrong."""
     first = rig.layers[0]
     seen = rig.run(way, [first.ours]).first
     if EMBED not in seen.outputs:
@@ -99,7 +102,7 @@ def _entered(rig: Rig, way: Way) -> Place | None:
     finding = judge(ours, expected, baseline, EMBED)
     if finding.ok:
         return None
-    return _place(rig, way, Pair(EMBED, f"what enters {first.theirs}"), explain_embedding(ours, expected, finding))
+    return place_of(rig, way, Pair(EMBED, f"what enters {first.theirs}"), explain_embedding(ours, expected, finding))
 
 
 def _layers(rig: Rig, way: Way) -> Place | None:
@@ -110,7 +113,7 @@ def _layers(rig: Rig, way: Way) -> Place | None:
         if pair.ours not in fed:
             continue
         if pair.ours not in seen.outputs:
-            return _place(rig, way, pair, Part("skipped", "the layer never runs", 0))
+            return place_of(rig, way, pair, Part("skipped", "the layer never runs", 0))
         finding, _ = rig.compare(pair, seen.outputs[pair.ours], fed[pair.ours])
         if not finding.ok:
             return _inside(rig, way, pair, finding)
@@ -130,12 +133,12 @@ def _inside(rig: Rig, way: Way, layer: Pair, finding: Finding) -> Place:
         found, judge = rig.compare(pair, seen.outputs[pair.ours], hidden)
         if not found.ok and not _ends_elsewhere(rig, way, pair):
             part = explain(rig, way, pair, hidden, found, judge)
-            return _place(rig, way, pair, part)
+            return place_of(rig, way, pair, part)
     silent = [pair.ours for pair, _ in blocks if pair.ours not in seen.outputs]
     if silent:
-        return _place(rig, way, layer, Part("skipped", f"{', '.join(silent)} never runs", finding.row))
+        return place_of(rig, way, layer, Part("skipped", f"{', '.join(silent)} never runs", finding.row))
     words = f"its blocks agree, the layer does not: {finding.words}"
-    return _place(rig, way, layer, Part("residual", words, finding.row))
+    return place_of(rig, way, layer, Part("residual", words, finding.row))
 
 
 def _ends_elsewhere(rig: Rig, way: Way, pair: Pair) -> bool:
@@ -166,11 +169,12 @@ def _tail(rig: Rig, way: Way) -> Place | None:
             continue
         finding, judge = rig.compare(pair, seen.first.outputs[pair.ours], hidden)
         if not finding.ok:
-            return _place(rig, way, pair, explain(rig, way, pair, hidden, finding, judge))
-    return _head(rig, way)
+            return place_of(rig, way, pair, explain(rig, way, pair, hidden, finding, judge))
+    return locate_head(rig, way)
 
 
-def _head(rig: Rig, way: Way) -> Place | None:
+def locate_head(rig: Rig, way: Way) -> Place | None:
+    """The head, when it gives other logits for the reference's hidden states, or logits of other tokens."""
     if rig.head is None:
         return None
     hidden = rig.fed(rig.head)
@@ -182,14 +186,14 @@ def _head(rig: Rig, way: Way) -> Place | None:
     else:
         finding = ThreeWayJudge()(ours, rig.gold.logits, rig.baseline.logits, HEAD)
     if not finding.ok:
-        return _place(rig, way, rig.head, explain_head(ours, rig.gold.logits, finding))
+        return place_of(rig, way, rig.head, explain_head(ours, rig.gold.logits, finding))
     if rig.baseline is not None:
         return None
     logits = rig.run(way, []).first.logits
     finding = rig.free("", logits, rig.gold.logits)
     if finding.ok:
         return None
-    return _place(rig, way, rig.head, _other_row(logits, rig.gold.logits, finding))
+    return place_of(rig, way, rig.head, _other_row(logits, rig.gold.logits, finding))
 
 
 def _other_row(ours: Tensor, theirs: Tensor, finding: Finding) -> Part:

@@ -78,6 +78,7 @@ class Runner:
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], names: Collection[str]) -> None:
         self.model, self.prompts, self.names = model, prompts, list(names)
+        self.dtype: torch.dtype = next(model.parameters()).dtype
         self._rows = torch.empty(0)
         self._step: Step | None = None
 
@@ -88,6 +89,7 @@ class Runner:
         *,
         hidden: Tensor | None = None,
         watch: str | None = None,
+        alone: str | None = None,
     ) -> Observed:
         """Run the prompts.
 
@@ -96,6 +98,7 @@ class Runner:
             fed: block -> rows [R, H] that replace its input; padded tokens keep theirs.
             hidden: rows [R, H] of hidden states that the head is given in place of the model's.
             watch: block whose operations are kept.
+            alone: run this fed layer by itself, without the model around it; there are no logits then.
 
         Returns:
             What was seen.
@@ -111,6 +114,11 @@ class Runner:
             for step, rows in way.steps(self.model, self.prompts):
                 self._rows, self._step = rows, step
                 real = rows >= 0
+                if alone is not None:
+                    assert fed is not None
+                    # Padded tokens get the first token's hidden states; the hook puts in the same.
+                    self.model.get_submodule(alone)(fed[alone][rows.clamp_min(0)].to(self.dtype), step)
+                    continue
                 out = self.model.forward(step)[real]
                 given = out if hidden is None else hidden[rows[real]].to(out.dtype)
                 seen.logits[rows[real]] = self.model.compute_logits(given)

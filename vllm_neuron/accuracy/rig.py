@@ -100,15 +100,17 @@ class Rig:
         *,
         hidden: Tensor | None = None,
         watch: str | None = None,
+        alone: str | None = None,
     ) -> Ran:
         """Run ours one way; see :meth:`~vllm_neuron.accuracy.observed.Runner.run`."""
         if way.ranks == 1:
-            seen = Runner(self.model, self.prompts, names).run(way, fed, hidden=hidden, watch=watch)
+            seen = Runner(self.model, self.prompts, names).run(way, fed, hidden=hidden, watch=watch, alone=alone)
             return Ran([seen], [self.model])
 
         def work(group: Group) -> tuple[Observed, Any]:
             model = self.target.load(self.dtype)
-            return Runner(model, self.prompts, names).run(way, fed, hidden=hidden, watch=watch), model
+            seen = Runner(model, self.prompts, names).run(way, fed, hidden=hidden, watch=watch, alone=alone)
+            return seen, model
 
         both = run_in_threads(way.ranks, work)
         return Ran([seen for seen, _ in both], [model for _, model in both])
