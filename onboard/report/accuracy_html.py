@@ -21,6 +21,10 @@ STYLE = (
 .place a { color:inherit; } h3 { font-size:.95rem; margin:1.5rem 0 .25rem; overflow-wrap:anywhere; }
 .pair { display:grid; grid-template-columns:minmax(0,1fr) minmax(0,1fr); gap:1.5rem; } .square { max-width:26rem; }
 .mark.dim { border:1px solid var(--line); } details { margin:.5rem 0; } summary { cursor:pointer; color:var(--dim); }
+a { color:var(--c0); } .tiles a { text-decoration:none; color:inherit; }
+table.found th, table.found td { overflow-wrap:normal; }
+table.found td:last-child { min-width:16rem; overflow-wrap:anywhere; }
+table.found td:first-child { overflow-wrap:anywhere; min-width:4rem; }
 tr:target td { background:var(--card); } td.ids { font-variant-numeric:tabular-nums; } .legend { font-size:.8rem; }
 @media (max-width:40rem) { .pair { grid-template-columns:1fr; } }
 """
@@ -239,11 +243,12 @@ def _table(head: Sequence[str], rows: Iterable[tuple[Sequence[str], str, bool]],
         if link and anchor:
             shown[0] = f'<td><a href="#{visible(anchor)}">{visible(cells[0])}</a></td>'
         if not passed:
-            shown[-1] = f'<td><span class="mark todo">{visible(cells[-1])}</span></td>'
+            kind = "dim" if cells[-1].startswith("not run") else "todo"
+            shown[-1] = f'<td><span class="mark {kind}">{visible(cells[-1])}</span></td>'
         name = f' id="{visible(anchor)}"' if anchor and not link else ""
         lines.append(f"<tr{name}>{''.join(shown)}</tr>")
     heading = "".join(f"<th>{visible(cell)}</th>" for cell in head)
-    return f'<div class="scroll"><table class="numbers"><tr>{heading}</tr>{"".join(lines)}</table></div>'
+    return f'<div class="scroll"><table class="numbers found"><tr>{heading}</tr>{"".join(lines)}</table></div>'
 
 
 def _place(place: Place) -> str:
