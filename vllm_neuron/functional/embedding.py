@@ -28,11 +28,16 @@ def argmax(logits_BV: Tensor, *, offset: int = 0, group: Group | None = None) ->
         int64 [B], the same on all ranks.
     """
     group = group or get_tp_group()
-    best, index = logits_BV.float().max(dim=-1)
+    best_B, index_B = logits_BV.float().max(dim=-1)
+    return best_of_ranks(best_B, index_B + offset, group)
+
+
+def best_of_ranks(best_B: Tensor, index_B: Tensor, group: Group) -> Tensor:
+    """Of each rank's largest logit [B] and its index [B] the index of the largest, the lowest of a tie; int64 [B]."""
     if group.world_size == 1:
-        return index + offset
-    values_RB = group.all_gather(best[None], 0)
-    indices_RB = group.all_gather(index[None] + offset, 0)
+        return index_B
+    values_RB = group.all_gather(best_B[None], 0)
+    indices_RB = group.all_gather(index_B[None], 0)
     winner = values_RB.max(dim=0).values
     none = torch.iinfo(indices_RB.dtype).max
     return torch.where(values_RB == winner, indices_RB, none).min(dim=0).values
@@ -51,10 +56,15 @@ def topk(logits_BV: Tensor, k: int, *, offset: int = 0, group: Group | None = No
         float32 [B, k] in falling order and int64 [B, k], the same on all ranks.
     """
     group = group or get_tp_group()
-    values, indices = logits_BV.float().topk(k, dim=-1)
+    values_BK, indices_BK = logits_BV.float().topk(k, dim=-1)
+    return topk_of_ranks(values_BK, indices_BK + offset, group)
+
+
+def topk_of_ranks(values_BK: Tensor, indices_BK: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    """Of each rank's K largest logits [B, K] and their indices [B, K] the K largest in falling order."""
     if group.world_size == 1:
-        return values, indices + offset
-    values = group.all_gather(values, -1)
-    indices = group.all_gather(indices + offset, -1)
-    best, place = values.topk(k, dim=-1)
+        return values_BK, indices_BK
+    values = group.all_gather(values_BK, -1)
+    indices = group.all_gather(indices_BK, -1)
+    best, place = values.topk(values_BK.shape[-1], dim=-1)
     return best, indices.gather(-1, place)

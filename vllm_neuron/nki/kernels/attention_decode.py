@@ -1,16 +1,16 @@
 """Decode attention: few queries of each row over the paged cache, every key and value read once.
 
-Layouts (HBM): q [B, Q, N, D], pages [blocks * block_size, K * (D + E)] (a token a row, keys of all heads first; a latent
-cache holds keys alone, and the first E channels of each are its value), slots int32 [B, S], the row of pages of each
-key, mask uint8 [B, Q, S], out [B, Q, N, E]. G = N / K queries share a key; Q * N is at most 128.
+Layouts (HBM): q [B, Q, N, D], pages [blocks * block_size, K * (D + E)] (a token a row, keys of all heads first; a
+latent cache holds keys alone, and the first E channels of each are its value), slots int32 [B, S], the row of pages
+of each key, mask uint8 [B, Q, S], out [B, Q, N, E]. G = N / K queries share a key; Q * N is at most 128.
 
 On chip, a section of up to 16 * 128 keys of a row at a time. Keys lie on partitions, so scores are [keys, column], a
-column for each (KV head, query, head of its group). Each partition holds neighbouring keys, so that runs of slots that
-follow each other in a block are gathered in one descriptor by indirect DMA. Keys are transposed on the tensor engine
-for the scores; weights [keys, column] and values [keys, E] then need no transposition: their product is [E, column].
-The maximum of a column over the partitions goes through a transposition to [column, keys], and back to all partitions
-as a product of ones with its diagonal matrix; the sum of the weights is a product with ones as well. Masked scores are
-a large finite number, so a section without a visible key gives no NaN.
+column for each (KV head, query, head of its group). Each partition holds neighbouring keys, so that runs of slots
+that follow each other in a block are gathered in one descriptor by indirect DMA. Keys are transposed on the tensor
+engine for the scores; weights [keys, column] and values [keys, E] then need no transposition: their product is [E,
+column]. The maximum of a column over the partitions goes through a transposition to [column, keys], and back to all
+partitions as a product of ones with its diagonal matrix; the sum of the weights is a product with ones as well.
+Masked scores are a large finite number, so a section without a visible key gives no NaN.
 
 Cost bound: DMA, B * S * K * (D + E) elements from HBM.
 
@@ -31,7 +31,7 @@ MASKED = -1.0e30
 
 
 @dataclass
-class Job(nl.NKIObject):  # type: ignore[misc]
+class Job(nl.NKIObject):
     """Sizes and operands of one call; a score leaves PSUM as ``tanh(score * inner)`` with a soft cap, else as it is,
     and counts ``factor`` times.
     """
@@ -96,9 +96,10 @@ def attention_decode_kernel(
     ones = nl.ndarray((P, P), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     job = Job(
-        q=q, pages=pages, slots=slots, mask=mask, bias=bias, sinks=None, out=out, queries=queries, heads=heads,
-        ones=ones, kv_heads=kv_heads, columns=columns, group=heads // kv_heads, size=size, value_size=value_size, value_start=value_start, run=run, inner=inner,
-        most_tiles=max(1, min(MOST_TILES, TILE_BYTES // row_bytes)), factor=factor,
+        q=q, pages=pages, slots=slots, mask=mask, bias=bias, sinks=None, out=out, ones=ones, queries=queries,
+        heads=heads, kv_heads=kv_heads, group=heads // kv_heads, size=size, value_size=value_size,
+        value_start=value_start, run=run, columns=columns, factor=factor, inner=inner,
+        most_tiles=max(1, min(MOST_TILES, TILE_BYTES // row_bytes)),
     )  # fmt: skip
     if sinks != None:
         job.sinks = _sinks(job, sinks, 1.0 if bias != None else factor)
@@ -171,9 +172,7 @@ def _queries(job: Any, b: int) -> Any:
     return qt
 
 
-def _section(
-    job: Any, b: int, qt: Any, start: int, size: int, first: bool, top: Any, total: Any, product: Any
-) -> None:
+def _section(job: Any, b: int, qt: Any, start: int, size: int, first: bool, top: Any, total: Any, product: Any) -> None:
     """Add the keys ``start`` to ``start + size`` to the state of a row."""
     full, rest = size // P, size % P
     tiles = full + (1 if rest > 0 else 0)
@@ -187,7 +186,7 @@ def _section(
         _gather(job, b, start + full * P, rest, 1, rows[:rest, full:, :])
         _load_mask(job, b, start + full * P, rest, 1, mask[:rest, :, full:])
     scores = nl.ndarray((P, tiles, job.columns), dtype=nl.float32, buffer=nl.sbuf)
-    if 0 < rest and 0 < full:
+    if rest > 0 and full > 0:
         nisa.memset(dst=scores[:, full, :], value=MASKED)
     _scores(job, qt, rows, mask, scores, full, rest)
     if job.bias != None:
@@ -217,9 +216,7 @@ def _gather(job: Any, b: int, start: int, partitions: int, each: int, rows: Any)
 def _load_mask(job: Any, b: int, start: int, partitions: int, each: int, mask: Any) -> None:
     """The mask of the same keys, [partition, query, tile]."""
     keys = job.mask.shape[2]
-    source = job.mask.ap(
-        [[each, partitions], [keys, job.queries], [1, each]], offset=b * job.queries * keys + start
-    )
+    source = job.mask.ap([[each, partitions], [keys, job.queries], [1, each]], offset=b * job.queries * keys + start)
     nisa.dma_copy(dst=mask, src=source)
 
 

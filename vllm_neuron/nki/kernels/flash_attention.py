@@ -1,15 +1,15 @@
 """Flash attention: prefill over dense keys and values, and several queries over the paged cache.
 
 Layouts (HBM): q [B, Q, N, D], k [B, S, K, D], v [B, S, K, E], mask uint8 [B, Q, S], out [B, Q, N, E]; paged: pages
-[blocks * block_size, K * (D + E)] (a token a row, keys of all heads first) and slots int32 [B, S], the row of each key.
-G = N / K queries share a key. D is split into chunks of 128, E is at most 512.
+[blocks * block_size, K * (D + E)] (a token a row, keys of all heads first) and slots int32 [B, S], the row of each
+key. G = N / K queries share a key. D is split into chunks of 128, E is at most 512.
 
 On chip, for a tile of 128 queries and a section of up to 2,048 keys: scores [queries, keys] from q^T [D, queries] and
 k^T [D, keys] (tensor engine); masked while they leave PSUM, with the row maximum in the same pass (vector engine);
-exponentials and their row sums (scalar engine); the weights transposed to [keys, queries] by DMA where 128 x 128 blocks
-of a 2-byte type allow it, else on the tensor engine; the product with v [keys, E] accumulates in PSUM. Between sections
-maxima, sums and products are rescaled (online softmax). Masked scores are a large finite number, so a tile without a
-visible key gives no NaN.
+exponentials and their row sums (scalar engine); the weights transposed to [keys, queries] by DMA where 128 x 128
+blocks of a 2-byte type allow it, else on the tensor engine; the product with v [keys, E] accumulates in PSUM. Between
+sections maxima, sums and products are rescaled (online softmax). Masked scores are a large finite number, so a tile
+without a visible key gives no NaN.
 
 Cost bound: 2 * S cycles of the tensor engine a tile and head at D = E = 128, and half of that with ``causal``, which
 leaves out the key blocks past the last query of a tile. Transposes of q and k add about S / 16 + 128.
@@ -26,12 +26,12 @@ from vllm_neuron.nki.api import nisa, nki, nl
 P = 128
 BANK = 512
 SECTION = 2048
-STATE_BYTES = 64 * 1024
+STATE_BYTES = 48 * 1024
 MASKED = -1.0e30
 
 
 @dataclass
-class Job(nl.NKIObject):  # type: ignore[misc]
+class Job(nl.NKIObject):
     """Sizes and operands of one call; a score leaves PSUM as ``tanh(score * inner)`` with a soft cap, else as it is,
     and counts ``factor`` times.
     """
@@ -188,21 +188,20 @@ def _kv_head(job: Any, b: int, kv: int, first_tile: int, step: int, first_g: int
             _bundle(job, b, kv, first_tile + start * step, step, count, g, min(heads, last_g - g), loaded)
 
 
-def _bundle(
-    job: Any, b: int, kv: int, first_tile: int, step: int, count: int, g: int, heads: int, loaded: Any
-) -> None:
+def _bundle(job: Any, b: int, kv: int, first_tile: int, step: int, count: int, g: int, heads: int, loaded: Any) -> None:
     """``count`` query tiles, ``step`` apart, of ``heads`` query heads from ``g`` on."""
     qt = _queries(job, b, kv, first_tile, step, count, g, heads)
     state_m = nl.ndarray((P, count, heads), dtype=nl.float32, buffer=nl.sbuf)
     state_l = nl.ndarray((P, count, heads), dtype=nl.float32, buffer=nl.sbuf)
     state_o = nl.ndarray((P, count, heads, job.value_size), dtype=nl.float32, buffer=nl.sbuf)
+    kt_v = loaded
     for start in range(0, job.keys, SECTION):
         size = min(SECTION, job.keys - start)
         last_query = min(job.queries, (first_tile + (count - 1) * step) * P + P)
         if job.causal and start >= last_query + job.keys - job.queries and start > 0:
             continue
-        kt_v = loaded
         if loaded == None:
+            kt_v = None
             kt_v = _load(job, b, kv, start, size)
         for i in range(count):
             q0 = (first_tile + i * step) * P
@@ -396,9 +395,7 @@ def _tile(
         other = job.sinks[:, head : head + 1]
     decay = nl.ndarray((P, 1), dtype=nl.float32, buffer=nl.sbuf)
     if other != None:
-        nisa.activation(
-            dst=decay[:rows, :], op=nl.exp, data=other[:rows, :], bias=shift[:rows, :], scale=factor
-        )
+        nisa.activation(dst=decay[:rows, :], op=nl.exp, data=other[:rows, :], bias=shift[:rows, :], scale=factor)
     if first:
         nisa.tensor_copy(dst=state_o[:rows, :], src=product[:rows, :])
         if other != None:
@@ -480,9 +477,7 @@ def _weighted(job: Any, weights: Any, v: Any, rows: int, seen: int) -> Any:
     product = nl.ndarray((P, job.value_size), dtype=nl.float32, buffer=nl.psum)
     for i in range(tiles):
         width = min(P, seen - i * P)
-        nisa.nc_matmul(
-            dst=product[:rows, :], stationary=wt[:width, i, :rows], moving=v[:width, i, :], accumulate=i > 0
-        )
+        nisa.nc_matmul(dst=product[:rows, :], stationary=wt[:width, i, :rows], moving=v[:width, i, :], accumulate=i > 0)
     return product
 
 

@@ -1,15 +1,16 @@
 """Experts of a mixture in decode: only the weights of experts that some token chose are read, each once.
 
-Layouts (HBM): x [T, H], up [E, F, H] (F = 2 * I, gate rows first, or I without a gate), down [E, H, I], biases [E, F] and
-[E, H] or None, all of one type. The choice comes by slots, one for each expert that may be needed: experts int32 [1, S],
-an index of E or more for a slot without one; after fp32 [S, T], the factor on an expert's output for each token, 0 where
-the token did not choose it; before fp32 [S, T] or None, a factor on its input. Result [T, H]. T is at most 512.
+Layouts (HBM): x [T, H], up [E, F, H] (F = 2 * I, gate rows first, or I without a gate), down [E, H, I], biases [E, F]
+and [E, H] or None, all of one type. The choice comes by slots, one for each expert that may be needed: experts int32
+[1, S], an index of E or more for a slot without one; after fp32 [S, T], the factor on an expert's output for each
+token, 0 where the token did not choose it; before fp32 [S, T] or None, a factor on its input. Result [T, H]. T is at
+most 512.
 
 Rows of weights are read as they are stored, 128 at a time, by DMA whose address comes from the slot's expert; a slot
-without one reads nothing (out of bounds, skipped), and what it computes from the weights before it is multiplied by 0.
-Each block of 128 x 128 weights is transposed on the tensor engine and is then the stationary side: the inner activations
-come out as [I, T], which is how the second product takes them, and the result as [H, T]. It is summed over the
-slots and transposed at the end. Every step is rounded to the type of x as the reference's are.
+without one reads nothing (out of bounds, skipped), and what it computes from the weights before it is multiplied by
+0. Each block of 128 x 128 weights is transposed on the tensor engine and is then the stationary side: the inner
+activations come out as [I, T], which is how the second product takes them, and the result as [H, T]. It is summed
+over the slots and transposed at the end. Every step is rounded to the type of x as the reference's are.
 
 Cost bound: DMA, (F + I) * H elements for each chosen expert.
 
@@ -26,7 +27,7 @@ from vllm_neuron.nki.kernels.tiles import P, blocks, load_transposed, program, s
 
 
 @dataclass
-class Job(nl.NKIObject):  # type: ignore[misc]
+class Job(nl.NKIObject):
     """Operands of one call, how two programs divide it, and the tiles that weights are read into in turn.
 
     ``halves`` are the parts of I, the second 0 when one program has all; this one computes the part ``own``, and the

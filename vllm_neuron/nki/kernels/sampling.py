@@ -19,7 +19,7 @@ from vllm_neuron.nki.api import nisa, nki, nl
 P = 128
 EIGHT = 8
 PIECE = 8192
-MOST_CANDIDATES = 16384
+MOST_CANDIDATES = 8192
 NOTHING = float("-inf")
 BEYOND = 16777216.0
 
@@ -196,9 +196,7 @@ def _tail(
         source = logits.ap([[1, rest], [1, 1]], offset=(first + row) * vocab + start)
         nisa.dma_copy(dst=narrow[row * pieces : row * pieces + rest, :], src=source)
     nisa.tensor_copy(dst=values[:, 0:1], src=narrow)
-    nisa.tensor_scalar(
-        dst=indices, data=base.broadcast(1, EIGHT), op0=nl.add, operand0=float(start)
-    )
+    nisa.tensor_scalar(dst=indices, data=base.broadcast(1, EIGHT), op0=nl.add, operand0=float(start))
 
 
 def _first_of(values: Any, indices: Any) -> Any:
