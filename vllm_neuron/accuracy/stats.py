@@ -37,17 +37,24 @@ _MANTISSA = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.floa
 
 
 def ulp(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """The distance between neighbouring numbers of ``dtype`` at the size of each element, float64, of x's shape.
+    """The distance between neighbouring numbers of ``dtype`` at the size of each element, of x's shape.
 
-    0.125 for bf16 in [16, 32), 0.25 in [32, 64); at zero that of the smallest normal number.
+    0.125 for bf16 in [16, 32), 0.25 in [32, 64); at zero that of the smallest normal number. float64 for a float64
+    x, else float32.
 
     Raises:
         UnsupportedError: ``dtype`` is none of bfloat16, float16, float32 and float64.
     """
     if dtype not in _MANTISSA:
         raise UnsupportedError("ulp.dtype", dtype, "bfloat16, float16, float32 or float64")
-    _, exponent = torch.frexp(x.double().abs().clamp(min=torch.finfo(dtype).tiny))
-    return torch.ldexp(torch.ones((), dtype=torch.float64), exponent - 1 - _MANTISSA[dtype])
+    wide, whole, exponent = (
+        (torch.float64, torch.int64, 0x7FF << 52)
+        if x.dtype == torch.float64
+        else (torch.float32, torch.int32, 0xFF << 23)
+    )
+    size = x.to(wide).abs().clamp(min=max(torch.finfo(dtype).tiny, torch.finfo(wide).tiny))
+    # Without its mantissa a float is the power of two below it.
+    return (size.view(whole) & exponent).view(wide) * 2.0 ** -_MANTISSA[dtype]
 
 
 def histogram(errors: Tensor) -> Tensor:
@@ -179,8 +186,8 @@ class Tally:
         scale = float(gold.square().mean().sqrt())
         size = x.abs().clamp(min=scale)
         # Rounding of an intermediate of the tensor's own size reaches small elements too.
-        floor = _rms(ulp(size, self.dtype).to(x.dtype)) / 2
-        floor_max = ulp(size.amax(1), self.dtype)
+        floor = _rms(ulp(size, self.dtype)) / 2
+        floor_max = ulp(size.amax(1), self.dtype).double()
         if self.rtol is not None:
             floor = torch.maximum(floor, self.rtol * gold)
             floor_max = torch.maximum(floor_max, self.rtol * size.amax(1).double())

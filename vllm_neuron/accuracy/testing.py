@@ -213,7 +213,7 @@ def judge(
     )
 
 
-def _verdict(tally: Tally, overlap: Overlap, rms: float, linf: float, limits: Limits, noise_limit: float | None) -> str:
+def _verdict(tally: Tally, overlap: Overlap, linf: float, l2: float, limits: Limits, noise_limit: float | None) -> str:
     what = {torch.bfloat16: "BF16"}.get(tally.dtype, str(tally.dtype).removeprefix("torch."))
     if l2 >= limits.l2:
         return f"fail: error {l2:.3g} times that of {what}, limit {limits.l2:g}{_offset(tally)}"
