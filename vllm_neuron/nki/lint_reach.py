@@ -27,10 +27,11 @@ class File:
                 self._import(node)
             elif isinstance(node, ast.ImportFrom):
                 self._import_from(node, node.module or "")
+        made = self._made_kernels()
         self.kernels = {
             name: function
             for name, function in self.functions.items()
-            if any(self.called(d) == "nki.jit" for d in function.decorator_list) or name in self._made_kernels()
+            if name in made or any(self.called(d) == "nki.jit" for d in function.decorator_list)
         }
 
     def _import(self, node: ast.Import) -> None:

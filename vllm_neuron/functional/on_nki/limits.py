@@ -50,7 +50,7 @@ def dense(matrix: Matrix) -> Tensor:
 def room(what: str, sizes: tuple[int, ...], tokens: int, dtype: torch.dtype) -> Support:
     """Whether activations of these sizes, for up to 128 tokens, fit in SBUF transposed."""
     blocks = sum(-(-size // PARTITIONS) for size in sizes)
-    at_once = min(tokens, PARTITIONS)
+    at_once = max(1, min(tokens, PARTITIONS))
     most = KEPT_BYTES // (at_once * dtype.itemsize)
     if blocks > most:
         return no(what, sum(sizes), f"at most {most * PARTITIONS} for {at_once} tokens of {dtype}")

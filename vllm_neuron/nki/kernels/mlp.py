@@ -157,12 +157,13 @@ def decode(out: Any, x: Any, gate_up: Any, down: Any, gate_up_bias: Any, down_bi
     gated = rule[1]
     index, count = program()
     first, last = 0, inner
+    half = (blocks(inner) + 1) // 2
     divided = count == 2 and blocks(inner) >= 2
     if divided:
         first, last = share(inner, P)
     kept = load_transposed(x, 0, tokens)
-    turned = nl.ndarray((P, blocks(inner), tokens), dtype=x.dtype, buffer=nl.sbuf)
-    if inner % P != 0 and divided:
+    turned = nl.ndarray((P, 2 * half if divided else blocks(inner), tokens), dtype=x.dtype, buffer=nl.sbuf)
+    if divided and inner % (2 * P) != 0:
         nisa.memset(dst=turned, value=0.0)
     step = BANKS // 2 * COLUMNS if gated else BANKS * COLUMNS
     for i in range(first, last, step):
@@ -182,19 +183,17 @@ def decode(out: Any, x: Any, gate_up: Any, down: Any, gate_up_bias: Any, down_bi
         up = None
         transpose_into(turned[:, nl.ds(i // P, blocks(columns)), :], tile, columns)
     if divided:
-        exchange(turned, index, blocks(first), blocks(last))
+        exchange(turned, index, half)
     start, stop = share(down.shape[1], P)
     if stop > start:
         project(out, 0, turned, inner, down, start, stop, down_bias)
 
 
-def exchange(turned: Any, index: int, first: int, last: int) -> None:
-    """Send this program's blocks [first, last) of the inner activations to the other one, and take its own."""
-    total = turned.shape[1]
-    other_first, other_last = (last, total) if index == 0 else (0, first)
+def exchange(turned: Any, index: int, half: int) -> None:
+    """Send this program's half of the blocks of the inner activations to the other one, and take its half."""
     nisa.sendrecv(
-        src=turned[:, first:last, :],
-        dst=turned[:, other_first:other_last, :],
+        src=turned[:, nl.ds(index * half, half), :],
+        dst=turned[:, nl.ds((1 - index) * half, half), :],
         send_to_rank=1 - index,
         recv_from_rank=1 - index,
         pipe_id=0,
