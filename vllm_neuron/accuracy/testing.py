@@ -231,7 +231,7 @@ def _verdict(tally: Tally, overlap: Overlap, linf: float, l2: float, limits: Lim
 
 def _offset(tally: Tally) -> str:
     bias, size = tally.sums["target"] / tally.count, tally.rms("target")
-    return f"; half of it or more is an offset of {bias:+.3g}" if bias**2 >= size**2 / 2 else ""
+    return f"; mostly an offset of {bias:+.3g}" if bias**2 >= size**2 / 2 else ""
 
 
 def _stats(tally: Tally, side: str) -> ErrorStats:
