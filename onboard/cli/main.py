@@ -29,6 +29,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "diff": LazyCommand("onboard.cli.diff", "Say how two models differ, and what a port has to do."),
     "doctor": LazyCommand("onboard.cli.doctor", "Explain why the plugin is or is not active, and what to set."),
     "inspect": LazyCommand("onboard.cli.inspect", "Show one model: layers, exact parameters, cache cost."),
+    "kernels": LazyCommand("onboard.cli.kernels", "Show which NKI kernel each operation of a model takes, or why not."),
     "lint-kernel": LazyCommand("onboard.cli.lint_kernel", "Find in an NKI kernel what its compiler would refuse."),
     "new": LazyCommand("onboard.cli.new", "Write a model package from a config, and prove it."),
     "update": LazyCommand("onboard.cli.update", "Render a package again and merge that into your edits."),

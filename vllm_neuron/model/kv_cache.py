@@ -105,3 +105,19 @@ class KVBinding:
 
     pages: Tensor
     group: int
+
+
+def blocks_needed(context: int, queries: int, *, block_size: int, window: int | None, chunk: int | None) -> int:
+    """M, blocks of a row's table that a step reads.
+
+    Args:
+        context: S in tokens, a multiple of the block size.
+        queries: Q, tokens of a row.
+        block_size: tokens a block.
+        window, chunk: what a query of the layer can reach; None for all.
+    """
+    whole = context // block_size
+    reach = window if chunk is None else chunk
+    if reach is None:
+        return whole
+    return min(whole, -(-(reach - 1 + queries) // block_size) + 1)

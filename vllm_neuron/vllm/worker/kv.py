@@ -19,7 +19,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from vllm_neuron.errors import ConfigError, UnsupportedError
-from vllm_neuron.model.kv_cache import KVBinding, KVSpec, LayerSpec
+from vllm_neuron.model.kv_cache import KVBinding, KVSpec, LayerSpec, blocks_needed
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,7 @@ class GroupShape:
 
     def blocks_needed(self, context: int, queries: int) -> int:
         """M, blocks of a row's table that a step with that context bucket and Q queries reads."""
-        whole = context // self.block_size
-        reach = self.window
-        if self.chunk is not None:
-            reach = self.chunk
-        if reach is None:
-            return whole
-        return min(whole, -(-(reach - 1 + queries) // self.block_size) + 1)
+        return blocks_needed(context, queries, block_size=self.block_size, window=self.window, chunk=self.chunk)
 
 
 def to_vllm(spec: KVSpec, block_size: int) -> dict[str, KVCacheSpec]:
