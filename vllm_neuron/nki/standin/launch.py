@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from vllm_neuron.nki.standin import counts
 from vllm_neuron.nki.standin.core import STANDIN, Core, line_of, local
 from vllm_neuron.nki.standin.dtypes import as_dtype
 from vllm_neuron.nki.standin.memory import Storage
+from vllm_neuron.nki.standin.objects import NKIObject
 from vllm_neuron.nki.standin.rendezvous import Aborted, Launch
 from vllm_neuron.nki.standin.tensor import Tensor
 
@@ -29,6 +32,7 @@ _PYTHON_ERRORS = (
     TypeError,
     ValueError,
 )
+_PLAIN = frozenset((int, float, bool, str, type(None)))
 
 
 class Kernel:
@@ -133,7 +137,9 @@ def _program(kernel: Kernel, core: Core, args: list[Any], kwargs: dict[str, Any]
     local.core = core
     failed = True
     try:
-        result = kernel.function(*args, **kwargs)
+        # Overflow to infinity and NaN from NaN are what engines do; NumPy would warn of each.
+        with np.errstate(all="ignore"):
+            result = kernel.function(*args, **kwargs)
         failed = False
         return result
     except (NeuronError, Aborted):
@@ -179,19 +185,35 @@ def _pair(kernel: Kernel, cores: list[Core], args: list[Any], kwargs: dict[str, 
 
 
 def _to_tensor(value: Any, argument: int | str, storages: dict[int, Tensor], kernel: Kernel) -> Any:
-    """NumPy arrays become HBM tensors, also inside lists, tuples and dictionaries."""
+    """NumPy arrays become HBM tensors, also inside lists, tuples, dictionaries and configuration objects."""
     if isinstance(value, np.ndarray):
         known = storages.get(id(value))
         if known is None:
             known = storages[id(value)] = _input(value, argument, kernel)
         return known
+    if type(value) in _PLAIN:
+        return value
     if type(value) in (list, tuple):
         return type(value)(_to_tensor(v, argument, storages, kernel) for v in value)
     if type(value) is dict:
         return {k: _to_tensor(v, f"{argument}[{k!r}]", storages, kernel) for k, v in value.items()}
+    if isinstance(value, NKIObject) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return _object(value, argument, storages, kernel)
     if type(value).__module__.partition(".")[0] in ("torch", "jax", "jaxlib") and hasattr(value, "shape"):
         _refuse(kernel, argument, type(value), "a NumPy array", "Call the kernel through wrap_nki for torch tensors.")
     return value
+
+
+def _object(value: Any, argument: int | str, storages: dict[int, Tensor], kernel: Kernel) -> Any:
+    """The object itself, or a copy when attributes of it became tensors."""
+    held = vars(value) if hasattr(value, "__dict__") else {}
+    changed = {k: new for k, v in held.items() if (new := _to_tensor(v, argument, storages, kernel)) is not v}
+    if not changed:
+        return value
+    twin = copy.copy(value)
+    for name, new in changed.items():
+        object.__setattr__(twin, name, new)
+    return twin
 
 
 def _refuse(kernel: Kernel, argument: int | str, value: Any, limit: str, action: str = "") -> NoReturn:

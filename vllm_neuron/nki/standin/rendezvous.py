@@ -34,6 +34,7 @@ class Launch:
         self._ended: set[int] = set()
         self._failed = False
         self._shared: dict[Hashable, Storage] = {}
+        self._names: set[tuple[int, str]] = set()
         self._order: dict[int, int] = {}
 
     def end(self, program: int, failed: bool) -> None:
@@ -76,16 +77,13 @@ class Launch:
     def shared(self, core: Core, shape: tuple[int, ...], dtype: DType, name: str) -> Storage:
         """A ``shared_hbm`` tensor: one storage for both programs, matched by name, else by order of allocation."""
         with self._condition:
-            if name:
-                key: Hashable = name
-                if (core.program, name) in self._shared:
-                    key = (name, self._next(core.program))
-                self._shared[(core.program, name)] = self._shared.get((core.program, name))  # type: ignore[assignment]
-            else:
-                key = self._next(core.program)
+            key: Hashable = name
+            if not name or (core.program, name) in self._names:
+                key = (name, self._next(core.program))
+            self._names.add((core.program, name))
             found = self._shared.get(key)
             if found is None:
-                found = Storage(shape, dtype, "hbm", name or f"shared_hbm_{key}")
+                found = Storage(shape, dtype, "hbm", name or "shared_hbm_tensor")
                 found.flags()
                 self._shared[key] = found
                 core.counts.hbm_bytes += found.numel * dtype.itemsize

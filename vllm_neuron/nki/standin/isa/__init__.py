@@ -24,11 +24,11 @@ from vllm_neuron.nki.standin.isa.enums import (
 )
 from vllm_neuron.nki.standin.isa.gather import local_gather, nc_n_gather, nc_stream_shuffle, nonzero_with_count
 from vllm_neuron.nki.standin.isa.gpsimd import affine_select, iota
+from vllm_neuron.nki.standin.isa.matmul import nc_matmul, nc_transpose
 from vllm_neuron.nki.standin.isa.scalar import activation, activation_reduce
 from vllm_neuron.nki.standin.isa.scan import bn_aggr, bn_stats, tensor_partition_reduce, tensor_tensor_scan
 from vllm_neuron.nki.standin.isa.search import max8, nc_find_index8, nc_match_replace8
 from vllm_neuron.nki.standin.isa.select import range_select, select_reduce, tensor_copy_predicated
-from vllm_neuron.nki.standin.isa.tensor_engine import nc_matmul, nc_transpose
 from vllm_neuron.nki.standin.isa.vector import (
     memset,
     reciprocal,

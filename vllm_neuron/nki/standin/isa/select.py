@@ -74,8 +74,7 @@ def range_select(
         keep = keep & compare.run(index[None, :], o.scalar(bound, d, f"range_select.bound{i}").reshape(-1, 1))
     values = np.where(keep, o.fp32(d).reshape(d.shape[0], -1), FP32_MIN)
     _maximum(core, values, reduce_res, commands.reset_reduce, reduce_op, "range_select")
-    with np.errstate(over="ignore"):
-        o.store(t, values)
+    o.store(t, values)
     core.tick("vector", "range_select", max(FIXED_CYCLES, o.elements(d)))
 
 
