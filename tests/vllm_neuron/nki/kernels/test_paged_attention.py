@@ -1,0 +1,160 @@
+"""The kernels over the paged cache against the references: decode with one or few queries, and segments of many."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vllm_neuron.functional as NF
+from tests.vllm_neuron.nki.kernels.attention_cases import CORES, HEADS, SIZES, TYPES, paged
+from vllm_neuron.errors import OperationError
+from vllm_neuron.functional import dispatch
+
+OPTIONS = st.fixed_dictionaries(
+    {"softcap": st.sampled_from([None, 2.0]), "sinks": st.booleans(), "bias": st.booleans()},
+)
+BLOCKS = st.sampled_from([(1, 16), (3, 16), (8, 16), (9, 32), (17, 16), (5, 48), (2, 128), (40, 16), (33, 8), (7, 20)])
+OPERATIONS = {"decode": NF.attention_decode, "segmented": NF.segmented_attention}
+
+
+def call(on_cores, agree, operation, cores, q, cache, **options):
+    with on_cores(cores):
+        found = operation(q, cache.pages, cache.blocks_BM, cache.mask_BQS, **options)
+    agree(found, operation.reference(q, cache.pages, cache.blocks_BM, cache.mask_BQS, **options))
+
+
+def extras(normal, q, cache, kv_heads, softcap=None, sinks=False, bias=False):
+    rows, queries, heads, size = q.shape
+    return {
+        "kv_heads": kv_heads,
+        "scale": size**-0.5,
+        "softcap": softcap,
+        "sinks_N": normal(6, heads, dtype=q.dtype) if sinks else None,
+        "bias_BNQS": normal(7, rows, heads, queries, cache.mask_BQS.shape[2]) if bias else None,
+    }
+
+
+def case(normal, rows, queries, blocks, heads, sizes, dtype, **kind):
+    n, k = heads
+    d, e = sizes
+    cache = paged(normal, rows, *blocks, k * (d + e), queries, dtype, **kind)
+    return normal(1, rows, queries, n, d, dtype=dtype), cache
+
+
+@settings(max_examples=120)
+@given(st.integers(1, 4), st.integers(1, 3), BLOCKS, HEADS, SIZES, TYPES, OPTIONS, CORES)
+def test_decode(on_cores, agree, normal, rows, queries, blocks, heads, sizes, dtype, options, cores):
+    q, cache = case(normal, rows, queries, blocks, heads, sizes, dtype)
+    call(
+        on_cores, agree, NF.attention_decode, cores, q, cache, **extras(normal, q, cache, heads[1], **options)
+    )  # fmt: skip
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 2), st.integers(1, 200), BLOCKS, HEADS, SIZES, TYPES, OPTIONS, CORES)
+def test_segmented(on_cores, agree, normal, rows, queries, blocks, heads, sizes, dtype, options, cores):
+    q, cache = case(normal, rows, queries, blocks, heads, sizes, dtype)
+    call(
+        on_cores, agree, NF.segmented_attention, cores, q, cache, **extras(normal, q, cache, heads[1], **options)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("operation", sorted(OPERATIONS))
+@pytest.mark.parametrize("kind", [{"window": 5}, {"window": 100}, {"chunk": 32}])
+def test_windows_and_chunks(on_cores, agree, normal, kind, operation, cores):
+    q, cache = case(normal, 3, 1, (12, 16), (4, 2), (64, 64), torch.bfloat16, **kind)
+    assert not cache.mask_BQS[0].all()
+    call(on_cores, agree, OPERATIONS[operation], cores, q, cache, **extras(normal, q, cache, 2))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("operation", sorted(OPERATIONS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_latent_cache(on_cores, agree, normal, dtype, operation, cores):
+    """Keys alone in the cache, and the first channels of each are its value; one KV head for all."""
+    cache = paged(normal, 2, 10, 16, 80, 2, dtype)
+    q = normal(1, 2, 2, 8, 80, dtype=dtype)
+    options = {"kv_heads": 1, "scale": 0.1, "latent_size": 64}
+    call(on_cores, agree, OPERATIONS[operation], cores, q, cache, **options)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("operation", sorted(OPERATIONS))
+def test_several_sections(on_cores, agree, normal, operation, cores):
+    """One row of 2,640 keys, of which the first 2,100 are hidden: whole sections, and on two cores a half, show none."""
+    q, cache = case(normal, 1, 2, (165, 16), (4, 2), (32, 32), torch.float32)
+    cache.mask_BQS[..., :2100] = False
+    call(on_cores, agree, OPERATIONS[operation], cores, q, cache, **extras(normal, q, cache, 2, sinks=True))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("operation", sorted(OPERATIONS))
+def test_rows_without_a_key_are_numbers(on_cores, normal, operation, cores):
+    q, cache = case(normal, 1, 1, (4, 16), (2, 1), (16, 16), torch.bfloat16)
+    cache.mask_BQS[:] = False
+    with on_cores(cores):
+        found = OPERATIONS[operation](q, cache.pages, cache.blocks_BM, cache.mask_BQS, kv_heads=1, scale=0.25)
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATIONS))
+def test_scores_of_any_size(on_cores, agree, normal, operation):
+    q, cache = case(normal, 4, 1, (20, 16), (2, 2), (32, 32), torch.float32)
+    q = q * torch.tensor([1e-3, 1.0, 30.0, 100.0])[:, None, None, None]
+    call(on_cores, agree, OPERATIONS[operation], 1, q, cache, kv_heads=2, scale=1.0)
+
+
+def test_blocks_that_no_row_names_are_not_read(on_cores, agree, normal):
+    """Other blocks of the cache may hold anything."""
+    q, cache = case(normal, 2, 1, (5, 16), (2, 1), (16, 16), torch.float32)
+    unused = torch.ones(len(cache.pages), dtype=torch.bool)
+    unused[cache.blocks_BM.flatten()] = False
+    cache.pages[unused] = float("nan")
+    call(on_cores, agree, NF.attention_decode, 1, q, cache, kv_heads=1, scale=0.25)
+
+
+def test_decode_of_many_columns_goes_to_the_other_kernel(on_cores, agree, normal):
+    q, cache = case(normal, 1, 40, (5, 16), (4, 2), (16, 16), torch.float32)
+    calls, refusals = Counter(dispatch.calls()), Counter(dispatch.refusals())
+    call(on_cores, agree, NF.attention_decode, 1, q, cache, kv_heads=2, scale=0.25)
+    assert Counter(dispatch.calls()) - calls == Counter({("attention_decode", "nki.segmented_attention"): 1})
+    [(operation, kernel, reason)] = Counter(dispatch.refusals()) - refusals
+    assert (operation, kernel) == ("attention_decode", "nki.attention_decode")
+    assert "160" in reason and "128" in reason
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"scale": 0.0}, ["scale", "0.0"]),
+        ({"kv_heads": 3}, ["q_BQND.shape[2]", "4", "3 KV heads"]),
+        ({"pages": lambda p: p.transpose(0, 1).contiguous().transpose(0, 1)}, ["pages.stride()", "contiguous"]),
+        ({"pages": lambda p: p.bfloat16()}, ["pages.dtype", "bfloat16"]),
+    ],
+)
+def test_refusals_name_the_limit(on_cores, normal, change, words):
+    q, cache = case(normal, 2, 1, (5, 16), (4, 2), (16, 16), torch.float32)
+    options = {"kv_heads": 2, "scale": 0.25} | {n: change[n] for n in ("kv_heads", "scale") if n in change}
+    pages = change.get("pages", lambda p: p)(cache.pages)
+    with on_cores(1), pytest.raises(OperationError) as error:
+        NF.segmented_attention(q, pages, cache.blocks_BM, cache.mask_BQS, **options)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("operation", sorted(OPERATIONS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows, blocks, heads, sizes", [
+    (8, (128, 16), (32, 8), (128, 128)), (3, (64, 32), (16, 1), (128, 128)), (2, (128, 16), (8, 8), (256, 256)),
+    (4, (129, 16), (12, 3), (96, 80)), (1, (512, 16), (8, 1), (128, 128)),
+])  # fmt: skip
+def test_long(on_cores, agree, normal, rows, blocks, heads, sizes, dtype, operation, cores):
+    q, cache = case(normal, rows, 1, blocks, heads, sizes, dtype)
+    options = extras(normal, q, cache, heads[1], softcap=5.0, sinks=True)
+    call(on_cores, agree, OPERATIONS[operation], cores, q, cache, **options)
