@@ -14,8 +14,25 @@ def origins(model: nn.Module, saved: Mapping[str, Tensor]) -> dict[str, tuple[st
     by_shape: dict[tuple[int, ...], list[tuple[str, Tensor]]] = {}
     for name, value in own.items():
         by_shape.setdefault(tuple(sorted(value.shape)), []).append((name, value))
-    index = _Index(own)
-    return {key: _same(value, by_shape) or index.holders(value) for key, value in saved.items()}
+    rows, numbers = _Index({k: _sums(v) for k, v in own.items() if v.dim()}), _Index(own)
+    return {
+        key: _same(value, by_shape) or _holders_of_rows(value, rows) or numbers.holders(value)
+        for key, value in saved.items()
+    }
+
+
+def _sums(value: Tensor) -> Tensor:
+    """Sum of each row; exact enough to tell rows apart where single numbers, in bfloat16, are all over the model."""
+    return value.detach().double().sum(-1) if value.is_floating_point() else value
+
+
+def _holders_of_rows(value: Tensor, index: _Index) -> tuple[str, ...]:
+    """The tensors that have the first row of ``value``, or its first column, among their rows."""
+    if value.dim() == 0 or not value.is_floating_point():
+        return ()
+    first = value.reshape(-1, value.shape[-1])
+    found = index.holders(_sums(first[:1]))
+    return found or (index.holders(_sums(first[:, 0][None])) if value.dim() > 1 else ())
 
 
 def _same(value: Tensor, by_shape: Mapping[tuple[int, ...], list[tuple[str, Tensor]]]) -> tuple[str, ...]:
@@ -32,7 +49,7 @@ class _Index:
     """Every number of some tensors, sorted, with the tensor that it is in."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        floats = [(name, value.detach().flatten().float()) for name, value in tensors.items() if value.numel() > 1]
+        floats = [(name, value.detach().flatten().double()) for name, value in tensors.items() if value.numel() > 1]
         floats = [(name, value) for name, value in floats if tensors[name].is_floating_point()]
         self.names = [name for name, _ in floats]
         owners = torch.cat([torch.full((len(value),), k) for k, (_, value) in enumerate(floats)])
@@ -43,7 +60,7 @@ class _Index:
         """The tensors that the first number of ``value`` is in."""
         if value.dim() == 0 or not value.is_floating_point():
             return ()
-        probe = value.flatten()[0].float()
+        probe = value.flatten()[0].double()
         first = int(torch.searchsorted(self.numbers, probe))
         last = int(torch.searchsorted(self.numbers, probe, right=True))
         return tuple(dict.fromkeys(self.names[int(k)] for k in self.owners[first:last]))
