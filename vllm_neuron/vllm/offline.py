@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 from torch import Tensor
 
+import vllm_neuron.functional as NF
 from vllm_neuron import envs
 from vllm_neuron.accuracy.sources import LayerKV, Scored
 from vllm_neuron.errors import ConfigError, ShapeError
@@ -50,7 +51,7 @@ class EngineOptions:
             logits come from another process).
         max_num_seqs: rows of a decode, and rows of the head at a time.
         tensor_parallel_size: ranks, each a process of its own when more than one.
-        kernels: ``auto``, ``off`` or ``require`` (``VLLM_NEURON_KERNELS``).
+        kernels: ``auto``, ``off``, ``simulate`` or ``require`` (``VLLM_NEURON_KERNELS``).
         enable_prefix_caching: as served; off by default, so that equal prefixes are computed each time.
         kv_cache_bytes: of each rank; vLLM's ``kv_cache_memory_bytes``.
         neuron_config: the plugin's own.
@@ -62,7 +63,7 @@ class EngineOptions:
     max_num_batched_tokens: int | None = None
     max_num_seqs: int = 32
     tensor_parallel_size: int = 1
-    kernels: Literal["auto", "off", "require"] = "auto"
+    kernels: Literal["auto", "off", "simulate", "require"] = "auto"
     enable_prefix_caching: bool = False
     kv_cache_bytes: int | None = None
     neuron_config: Mapping[str, Any] = field(default_factory=dict)
@@ -85,6 +86,8 @@ class EngineOptions:
             "kv_cache_memory_bytes": self.kv_cache_bytes,
             "additional_config": {"neuron_config": dict(self.neuron_config)},
             "logits_processors": [forcing.NAME],
+            # Nobody reads the log-probabilities, so none are made of the logits.
+            "logprobs_mode": "raw_logits",
             "skip_tokenizer_init": True,
             "disable_log_stats": True,
             "seed": 0,
@@ -352,5 +355,5 @@ def _quiet(name: str) -> Iterator[None]:
 def _environment(options: EngineOptions) -> Iterator[None]:
     """The variables of an engine whose core runs in this process; put back afterwards."""
     changes = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NEURON_KERNELS": options.kernels}
-    with envs.changed(changes):
+    with envs.changed(changes), NF.use_kernels(options.kernels):
         yield

@@ -96,8 +96,10 @@ class NeuronWorker(Inspection, WorkerBase):
         self._model = model
         self.runner = NeuronModelRunner(self.vllm_config, self.config, self.adapter, model)
         self.model_runner = self.runner  # type: ignore[assignment]
-        about = watchers.about(self.vllm_config)
-        self.runner.watch.watchers += watchers.configured(self.config, model, about, folder)
+        about = watchers.about(self.vllm_config, self.adapter)
+        self.runner.watch.watchers += watchers.configured(
+            self.config, model, about, folder, bindings=lambda: self._running.bindings
+        )
 
     def _folder(self) -> Path:
         """The checkpoint's folder: as given, or the hub's files in the local cache (fetched when online)."""
