@@ -18,7 +18,7 @@ from vllm_neuron.nki.api import nisa, nki, nl
 
 P = 128
 EIGHT = 8
-PIECE = 8192
+PIECE = 16384
 MOST_CANDIDATES = 8192
 NOTHING = float("-inf")
 BEYOND = 16777216.0
@@ -129,6 +129,7 @@ def _candidates(logits: Any, first: int, rows: int, start: int, size: int, k: in
         _search(
             tile, kept, values[:, place : place + kept], indices[:, place : place + kept], origin, float(start + at)
         )
+        tile = None
     if rest > 0:
         place = parts * kept
         _tail(

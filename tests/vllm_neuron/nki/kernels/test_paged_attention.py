@@ -86,7 +86,7 @@ def test_latent_cache(on_cores, agree, normal, dtype, operation, cores):
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("operation", sorted(OPERATIONS))
 def test_several_sections(on_cores, agree, normal, operation, cores):
-    """One row of 2,640 keys, of which the first 2,100 are hidden: whole sections, and on two cores a half, show none."""
+    """One row of 2,640 keys, the first 2,100 hidden: whole sections, and on two cores a half, show none."""
     q, cache = case(normal, 1, 2, (165, 16), (4, 2), (32, 32), torch.float32)
     cache.mask_BQS[..., :2100] = False
     call(on_cores, agree, OPERATIONS[operation], cores, q, cache, **extras(normal, q, cache, 2, sinks=True))
