@@ -72,6 +72,11 @@ def device_present() -> bool:
     return next(Path("/dev").glob("neuron[0-9]*"), None) is not None
 
 
+def framework_loaded() -> bool:
+    """One of the frameworks is imported in this process."""
+    return any(name in sys.modules for name in FRAMEWORKS)
+
+
 def device_caller(kernel: Any) -> Any:
     """The framework's own wrapper of a kernel; a framework that is imported already goes first.
 

@@ -50,7 +50,8 @@ class WrappedKernel:
             if name not in self.parameters.names:
                 refuse.unknown(self.name, name, self.parameters.names, "mutates names an argument that it has not,")
         self.key = operator.register(self)
-        self._device: Any = None
+        # Looked up now where it can be, since torch.compile can't import while it traces.
+        self._device: Any = backend.device_caller(self.kernel) if backend.framework_loaded() else None
 
     def __getitem__(self, grid: int) -> Launch:
         """The kernel on a logical core of ``grid`` NeuronCores.
