@@ -69,11 +69,12 @@ class Core:
         if self.events is not None:
             self.events.append(Event(engine, name, cycles, self.program))
 
-    def move(self, name: str, source: str, target: str, size: int) -> None:
-        """Count one DMA of ``size`` bytes between buffers (``hbm`` or ``sbuf``)."""
+    def move(self, name: str, source: str, target: str, size: int, pieces: int = 1) -> None:
+        """Count one DMA of ``size`` bytes between buffers (``hbm`` or ``sbuf``) in contiguous pieces."""
         way = f"{source}>{target}"
         counts = self.counts
         counts.instructions["dma"] += 1
+        counts.dma_pieces += pieces
         counts.dma_bytes[way] = counts.dma_bytes.get(way, 0) + size
         if self.events is not None:
             self.events.append(Event("dma", name, size, self.program, way))

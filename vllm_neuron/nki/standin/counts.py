@@ -2,8 +2,9 @@
 
 The cycle figures follow the public NKI documentation's estimates: an instruction of the vector, scalar or GpSimd engine
 takes one cycle an element of a partition and a fixed start-up; a matmul streams its moving rows through the array, one
-a cycle for 16-bit and 8-bit types, four cycles a row for fp32 (``FP32_PASSES``), half a cycle with
-``perf_mode=double_row``. They estimate, they don't simulate queues, semaphores or the memory system.
+a cycle for 16-bit and 8-bit types, four cycles a row for fp32 (``FP32_PASSES``, two for a transpose), half a cycle with
+``perf_mode=double_row``; at least 64 cycles an instruction. The vector engine's faster modes for 16-bit tiles in SBUF
+are left out. They estimate, they don't simulate queues, semaphores or the memory system.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "dma", "sync")
 FIXED_CYCLES = 64
 FP32_PASSES = 4
+FP32_TRANSPOSE_PASSES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Counts:
         cycles: engine -> estimated cycles; ``dma`` is absent (see the bytes).
         dma_bytes: direction (``hbm>sbuf``, ``sbuf>hbm``, ``hbm>hbm``, ``sbuf>sbuf``) -> bytes moved, counted at the
             destination for reads of HBM and at the source for writes.
+        dma_pieces: contiguous runs that the DMAs moved (a partition is a run of its own); bytes / pieces is the size of
+            a descriptor's element, and small ones waste bandwidth.
         matmul_cycles: cycles of the tensor engine spent on products, at the tile rate.
         transpose_cycles: cycles of the tensor engine spent on transposes.
         peak_sbuf: bytes a partition.
@@ -56,12 +60,18 @@ class Counts:
     instructions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ENGINES, 0))
     cycles: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ENGINES[:4], 0.0))
     dma_bytes: dict[str, int] = field(default_factory=dict)
+    dma_pieces: int = 0
     matmul_cycles: float = 0.0
     transpose_cycles: float = 0.0
     peak_sbuf: int = 0
     peak_psum: int = 0
     hbm_bytes: int = 0
     events: list[Event] = field(default_factory=list)
+
+    @property
+    def piece_bytes(self) -> float:
+        """Mean bytes of a contiguous DMA run; 0 without DMA."""
+        return sum(self.dma_bytes.values()) / self.dma_pieces if self.dma_pieces else 0.0
 
     @property
     def hbm_traffic(self) -> int:
@@ -76,6 +86,7 @@ class Counts:
             self.cycles[engine] += cycles
         for way, n in other.dma_bytes.items():
             self.dma_bytes[way] = self.dma_bytes.get(way, 0) + n
+        self.dma_pieces += other.dma_pieces
         self.matmul_cycles += other.matmul_cycles
         self.transpose_cycles += other.transpose_cycles
         self.peak_sbuf = max(self.peak_sbuf, other.peak_sbuf)

@@ -90,6 +90,9 @@ floor = OPS["floor"]
 ceil = OPS["ceil"]
 
 
+NkiTensor = Tensor
+
+
 class MemoryRegion(Enum):
     """Where a tensor lives."""
 

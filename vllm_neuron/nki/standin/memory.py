@@ -1,7 +1,8 @@
 """Memory of one core: storages, which of their elements were written, and what SBUF and PSUM hold at a time.
 
-Sizes are those of trn2 and trn3 NeuronCores: SBUF 128 partitions of 192 KiB, PSUM 128 partitions of 8 banks of 2 KiB
-(AWS Neuron documentation, NKI architecture guides). A tensor occupies memory from its allocation until its last Python
+SBUF has 128 partitions of 192 KiB here. That is what every generation has: the NKI architecture guides of the AWS Neuron
+documentation give 24 MiB (192 KiB a partition) for trn1, 28 MiB for trn2 and 32 MiB for trn3, part of it reserved. PSUM
+has 128 partitions of 8 banks of 2 KiB on all of them. A tensor occupies memory from its allocation until its last Python
 reference dies, so a loop that allocates a tile each time does not grow; a compiler may free earlier, hence the peak is
 an upper bound of what an allocator needs.
 """

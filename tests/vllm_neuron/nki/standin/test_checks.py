@@ -309,3 +309,18 @@ def test_branching_on_a_tensor_is_refused():
         return None
 
     refuse(body, normal(1, 1), match="truth value")
+
+
+def test_free_sizes_of_an_access():
+    def dimensions(a):
+        t = empty((8, 2, 2, 2, 2, 2))
+        nisa.memset(dst=t, value=0.0)
+        return a
+
+    def elements(a):
+        t = empty((8, 66000), nl.uint8)
+        nisa.memset(dst=t, value=0)
+        return a
+
+    refuse(dimensions, normal(2, 2), match="6 dimensions.*4 free dimensions")
+    refuse(elements, normal(2, 2), match="66000 elements.*at most 65536")

@@ -139,7 +139,7 @@ def test_skipped_rows_stay_unwritten():
         nisa.dma_copy(dst=t, src=source, oob_mode=SKIP)
         return out(t)
 
-    with pytest.raises(KernelError, match="3 elements of sbuf_tensor.*never written"):
+    with pytest.raises(KernelError, match=r"3 elements of sbuf_tensor.*never written"):
         run(kernel, normal(4, 3), np.array([[1], [9]], np.int32))
 
 
@@ -304,3 +304,26 @@ def test_dma_compute_scatters_onto_what_is_there():
 
     run(kernel, cache, rows, slots)
     assert np.allclose(cache, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("source", "pieces"),
+    [
+        (lambda a: a, 8),
+        (lambda a: a[:, 0:4], 8),
+        (lambda a: a.reshape((8, 2, 3)).permute((0, 2, 1)), 8 * 6),
+        (lambda a: a.ap(pattern=[[0, 8], [1, 6]]), 8),
+    ],
+)
+def test_counts_contiguous_pieces(source, pieces):
+    def kernel(a):
+        view = source(a)
+        t = empty(view.shape)
+        nisa.dma_copy(dst=t, src=view)
+        nisa.dma_copy(dst=a[0:1], src=a[1:2])
+        return a
+
+    run(kernel, normal(8, 6))
+    counts = last_counts()
+    assert counts.dma_pieces == pieces + 1
+    assert counts.piece_bytes == sum(counts.dma_bytes.values()) / (pieces + 1)

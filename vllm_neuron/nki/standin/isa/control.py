@@ -86,7 +86,7 @@ def sendrecv(
     if received.dtype != t.array.dtype or received.size != t.size or received.shape[0] != t.shape[0]:
         fail("sendrecv.dst", f"{t!r}", f"{received.shape} {received.dtype}, as the other program sends")
     o.store(t, received)
-    core.move("sendrecv", "sbuf", "sbuf", s.size * s.dtype.itemsize)
+    core.move("sendrecv", "sbuf", "sbuf", s.size * s.dtype.itemsize, s.shape[0])
 
 
 def core_barrier(

@@ -159,7 +159,7 @@ def dma_copy(
     if dst_rmw_op is not None:
         values = _modified(t, values, dst_rmw_op, oob_mode)
     t.write(values, _kept(s, t))
-    core.move("dma_copy", s.tensor.buffer, t.tensor.buffer, _moved(s, t))
+    _count(core, "dma_copy", s, t)
 
 
 def _kept(s: _Side, t: _Side) -> Any:
@@ -182,6 +182,23 @@ def _modified(t: _Side, values: Any, op: Any, oob: Any) -> Any:
         fail("dma_copy.dst", "repeated indices", "each index once in a scatter that adds")
     old = t.read().astype(np.float32)
     return o.cast(old + values.astype(np.float32), t.tensor.dtype.numpy)
+
+
+def _count(core: Core, name: str, s: _Side, t: _Side) -> None:
+    size = _moved(s, t)
+    run = min(_run(s.tensor), _run(t.tensor))
+    core.move(name, s.tensor.buffer, t.tensor.buffer, size, max(1, size // run))
+
+
+def _run(t: Tensor) -> int:
+    """Bytes of a contiguous run of a view; partitions of SBUF are apart."""
+    run = t.dtype.itemsize
+    first = 0 if t.buffer == "hbm" else 1
+    for n, step in zip(reversed(t.shape[first:]), reversed(t.steps[first:]), strict=True):
+        if n != 1 and step != run:
+            break
+        run *= n
+    return run
 
 
 def _moved(s: _Side, t: _Side) -> int:
@@ -218,7 +235,7 @@ def dma_transpose(
         fail("dma_transpose.dst", t.shape, f"{result}, the transpose of {s.shape}")
     _transposable(s, t, dge_mode)
     t.write(np.ascontiguousarray(s.read().transpose(order)), None)
-    core.move("dma_transpose", s.tensor.buffer, t.tensor.buffer, _moved(s, t))
+    _count(core, "dma_transpose", s, t)
 
 
 def _transposable(s: _Side, t: _Side, mode: Any) -> None:
@@ -243,22 +260,18 @@ def dma_compute(dst: Tensor, srcs: Sequence[Tensor], *args: Any, **kwargs: Any) 
     mode = kwargs.get("oob_mode", bounds.error)
     t = _Side(dst, "dma_compute.dst", mode)
     total: Any = None
-    moved: list[tuple[str, int]] = []
+    sides = []
     for i, src in enumerate(srcs):
         s = _Side(src, f"dma_compute.srcs[{i}]", mode)
         if s.tensor.size != t.tensor.size:
             fail(f"dma_compute.srcs[{i}]", s.shape, f"{t.tensor.size} elements, as dst has {t.shape}")
         values = s.read().astype(np.float32).reshape(t.shape)
         total = values if total is None else total + values
-        moved.append((s.tensor.buffer, _moved(s, t)))
+        sides.append(s)
     t.write(o.cast(total, t.tensor.dtype.numpy), None)
-    _count(core, moved, t.tensor.buffer)
-
-
-def _count(core: Core, moved: list[tuple[str, int]], target: str) -> None:
-    for buffer, size in moved:
-        core.move("dma_compute", buffer, target, size)
-    core.counts.instructions["dma"] -= len(moved) - 1
+    for s in sides:
+        _count(core, "dma_compute", s, t)
+    core.counts.instructions["dma"] -= len(sides) - 1
 
 
 def _sum_only(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

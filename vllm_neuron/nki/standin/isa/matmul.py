@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vllm_neuron.nki.standin.core import Core, current, fail
-from vllm_neuron.nki.standin.counts import FIXED_CYCLES, FP32_PASSES
+from vllm_neuron.nki.standin.counts import FIXED_CYCLES, FP32_PASSES, FP32_TRANSPOSE_PASSES
 from vllm_neuron.nki.standin.dtypes import FP8
 from vllm_neuron.nki.standin.isa import operands as o
 from vllm_neuron.nki.standin.isa.enums import engine as engines
@@ -60,8 +60,7 @@ def nc_matmul(
         right = right.reshape(right.shape[0], columns)
     if is_transpose:
         _overwrite(t, _exact_transpose(left, right, rows, columns))
-        core.tick("tensor", "nc_matmul", _cycles(s, columns))
-        core.counts.transpose_cycles += _cycles(s, columns)
+        _count(core, False, s, columns, 0)
         return
     product = np.matmul(left.T.astype(np.float32, copy=False), right.astype(np.float32, copy=False))
     accumulate_into(t, product, accumulate)
@@ -184,6 +183,7 @@ def _count(core: Core, vector: bool, d: Tensor, partitions: int, free: int) -> N
     if vector:
         core.tick("vector", "nc_transpose", max(FIXED_CYCLES, free))
         return
-    cycles = _cycles(d, partitions)
+    passes = FP32_TRANSPOSE_PASSES if d.dtype.itemsize == 4 else 1
+    cycles = max(FIXED_CYCLES, partitions * passes)
     core.tick("tensor", "nc_transpose", cycles)
     core.counts.transpose_cycles += cycles

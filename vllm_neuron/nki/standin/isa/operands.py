@@ -20,6 +20,9 @@ SBUF = ("sbuf",)
 PSUM = ("psum",)
 CHIP = ("sbuf", "psum")
 DMA = ("hbm", "sbuf")
+# Dimensions of an access pattern: the partition and four free ones; and elements a partition that it may span.
+MAX_DIMENSIONS = 5
+MAX_ELEMENTS = 65536
 # Partitions that an access of a compute engine may span, by its first partition.
 _SPAN = {0: 128, 32: 32, 64: 64, 96: 32}
 _EXACT = frozenset((np.dtype(np.int32), np.dtype(np.uint32)))
@@ -46,6 +49,12 @@ def operand(t: Any, argument: str, buffers: tuple[str, ...]) -> Tensor:
         fail(argument, f"{t!r}", f"a tensor in {' or '.join(buffers)}")
     if buffer != "hbm" and buffers is not DMA:
         storage = t.storage
+        if len(t.shape) > MAX_DIMENSIONS:
+            fail(
+                argument, f"{len(t.shape)} dimensions in {t!r}", f"a partition and {MAX_DIMENSIONS - 1} free dimensions"
+            )
+        if storage.row > MAX_ELEMENTS and t.size > MAX_ELEMENTS * t.shape[0]:
+            fail(argument, f"{t.size // t.shape[0]} elements a partition of {t!r}", f"at most {MAX_ELEMENTS}")
         if t.steps[0] != storage.row and t.shape[0] > 1:
             fail(
                 argument,
