@@ -23,6 +23,7 @@ from onboard.errors import RunError
 from vllm_neuron.errors import NeuronError
 
 COMMANDS: dict[str, LazyCommand] = {
+    "capture": LazyCommand("onboard.cli.capture", "Write what modules of a served model are given and give."),
     "catalog": LazyCommand("onboard.cli.catalog", "List well-known models whose architecture is bundled."),
     "demo": LazyCommand("onboard.cli.demo", "The whole way on real weights: compare, generate, prove, serve, ask."),
     "demo-model": LazyCommand("onboard.cli.demo_model", "Write a real checkpoint folder from an installed package."),
@@ -32,6 +33,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "kernels": LazyCommand("onboard.cli.kernels", "Show which NKI kernel each operation of a model takes, or why not."),
     "lint-kernel": LazyCommand("onboard.cli.lint_kernel", "Find in an NKI kernel what its compiler would refuse."),
     "new": LazyCommand("onboard.cli.new", "Write a model package from a config, and prove it."),
+    "replay": LazyCommand("onboard.cli.replay", "Run one recorded step again and compare it bit by bit."),
     "update": LazyCommand("onboard.cli.update", "Render a package again and merge that into your edits."),
     "verify": LazyCommand("onboard.cli.verify", "Prove that a package computes what transformers computes."),
     "zoo": LazyCommand("onboard.cli.zoo", "Write and prove a package for every decoder of transformers."),

@@ -244,6 +244,20 @@ class EngineSource:
             ranks = self._llm.collective_rpc("read_kv", args=(run.internal, run.length))
             run.kv = tuple(_joined(parts) for parts in zip(*ranks, strict=True))
 
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+        """Greedy continuations, nothing forced, all prompts side by side: what a server would answer.
+
+        Args:
+            prompts: token ids of each.
+            tokens: how many to add to each; the end-of-text token does not stop it.
+        """
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        given = [{"prompt_token_ids": list(ids)} for ids in prompts]
+        outputs = self._llm.generate(given, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
     @contextmanager
     def modules(self, patterns: Sequence[str]) -> Iterator[Callable[[], list[Record]]]:
         """Record modules while the block lasts; the callable gives, and forgets, what came so far, rank by rank.

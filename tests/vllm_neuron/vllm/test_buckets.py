@@ -67,6 +67,6 @@ def test_every_shape_can_be_run_on_padding() -> None:
     shapes = buckets.shapes()
     assert len(shapes) == len(set(shapes))
     for shape in shapes:
-        work = empty_work(builder, shape)
+        work = empty_work(builder, shape, builder.buckets.context[-1])
         assert work.shape == shape and work.step.tokens == shape.size
         assert all(view.slots_T.max() < 16 and view.mask_BQS.any(-1).all() for view in work.step.views)

@@ -97,3 +97,12 @@ def test_windowed_layers_have_groups_of_their_own(engine: Any) -> None:
     runner = engine("gemma3", enable_prefix_caching=False).llm_engine.model_executor.driver_worker.worker.runner
     assert {group.window for group in runner.builder.groups} == {None, 40}
     assert len({binding.group for binding in runner.bindings.values()}) == len(runner.builder.groups) >= 2
+
+
+def test_lengths_that_are_no_multiple_of_a_block(engine: Any, checkpoint: Any) -> None:
+    """Warm-up of every shape stays below max_model_len, where the rotary table ends."""
+    for length in (10, 100):
+        llm = engine("llama", max_model_len=length, additional_config={"neuron_config": {"warmup": "all"}})
+        prompt = prompts_of(length - 5)[0]
+        tokens = ask(llm, [prompt], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))[0]
+        checkpoint("llama").assert_greedy(prompt, tokens)

@@ -122,8 +122,9 @@ class NeuronModelRunner:
         every = self.config.warmup == "all" or (self.config.warmup == "auto" and compiled)
         smallest = {shape.phase: shape for shape in reversed(shapes)}
         run = shapes if every else list(smallest.values())
+        longest = self.vllm_config.model_config.max_model_len
         for shape in run:
-            self._forward(empty_work(self.builder, shape))
+            self._forward(empty_work(self.builder, shape, longest))
         for rows in self.buckets.rows if every else self.buckets.rows[:1]:
             self.model.compute_logits(torch.zeros(rows, self.hidden_size, dtype=self.dtype))
         self.visited.update(shapes)

@@ -9,19 +9,26 @@ from vllm_neuron.vllm.worker.buckets import Shape
 from vllm_neuron.vllm.worker.inputs import Batch, StepBuilder, Work
 
 
-def empty_work(builder: StepBuilder, shape: Shape) -> Work:
-    """A step of that shape whose tokens all lie in the null block."""
-    longest = builder.buckets.context[-1]
+def empty_work(builder: StepBuilder, shape: Shape, longest: int) -> Work:
+    """A step of that shape whose tokens all lie in the null block.
+
+    Args:
+        builder: of the run.
+        shape: one of its buckets'.
+        longest: max_model_len; a context bucket is rounded up to a block, a position is not.
+    """
     rows = shape.size if shape.phase is Phase.DECODE else -(-shape.size // longest)
     ids = np.zeros((rows, longest + 1), np.int32)
-    tables = [np.zeros((rows, longest // group.block_size), np.int32) for group in builder.groups]
+    blocks = builder.buckets.context[-1]
+    tables = [np.zeros((rows, blocks // group.block_size), np.int32) for group in builder.groups]
     if shape.phase is Phase.PREFILL:
         counts = np.full(rows, longest, np.int32)
         counts[-1] = shape.size - longest * (rows - 1)
         return builder.prefill(Batch(ids, np.zeros(rows, np.int32), counts, tables), list(range(rows)))
+    reached = min(shape.context, longest)
     if shape.phase is Phase.EXTEND:
-        count = min(shape.size, shape.context - 1)
-        computed = np.array([shape.context - count], np.int32)
+        count = max(1, min(shape.size, reached - 1))
+        computed = np.array([reached - count], np.int32)
         return builder.extend(Batch(ids[:1], computed, np.array([count], np.int32), [t[:1] for t in tables]), 0)
-    computed = np.full(rows, shape.context - 1, np.int32)
+    computed = np.full(rows, reached - 1, np.int32)
     return builder.decode(Batch(ids, computed, np.ones(rows, np.int32), tables), np.arange(rows))
