@@ -32,6 +32,8 @@ class Core:
         sbuf, psum: memory in use.
         scalar_registers, vector_registers: the engines' accumulators, one a partition; NaN until a reset.
         launch: what the programs of the call share.
+        events: the instructions one by one, or None.
+        reads, writes: storages that the instruction at hand touched, when events are kept.
     """
 
     __slots__ = (
@@ -43,9 +45,11 @@ class Core:
         "program",
         "programs",
         "psum",
+        "reads",
         "sbuf",
         "scalar_registers",
         "vector_registers",
+        "writes",
     )
 
     def __init__(self, kernel: str, program: int, programs: int, ndim: int, launch: Any, events: bool) -> None:
@@ -56,6 +60,8 @@ class Core:
         self.launch = launch
         self.counts = Counts(kernel, programs)
         self.events: list[Event] | None = self.counts.events if events else None
+        self.reads: list[int] = []
+        self.writes: list[int] = []
         self.sbuf = Space(SBUF_BYTES)
         self.psum = Space(PSUM_BYTES, banked=True)
         self.scalar_registers: NDArray[np.float32] = np.full(PARTITIONS, np.nan, np.float32)
@@ -67,7 +73,7 @@ class Core:
         counts.instructions[engine] += 1
         counts.cycles[engine] += cycles
         if self.events is not None:
-            self.events.append(Event(engine, name, cycles, self.program))
+            self.events.append(Event(engine, name, cycles, self.program, "", *self._touched()))
 
     def move(self, name: str, source: str, target: str, size: int, pieces: int = 1) -> None:
         """Count one DMA of ``size`` bytes between buffers (``hbm`` or ``sbuf``) in contiguous pieces."""
@@ -77,7 +83,14 @@ class Core:
         counts.dma_pieces += pieces
         counts.dma_bytes[way] = counts.dma_bytes.get(way, 0) + size
         if self.events is not None:
-            self.events.append(Event("dma", name, size, self.program, way))
+            self.events.append(Event("dma", name, size, self.program, way, *self._touched()))
+
+    def _touched(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The storages that the instruction read and wrote, and a fresh start for the next one."""
+        touched = tuple(self.reads), tuple(self.writes)
+        self.reads.clear()
+        self.writes.clear()
+        return touched
 
     def wait(self, name: str) -> None:
         """Count one synchronisation."""

@@ -24,7 +24,8 @@ FP32_TRANSPOSE_PASSES = 2
 class Event:
     """One instruction, for the trace: engine, name, its cost, and which program of the logical core ran it.
 
-    ``cost`` is in cycles of the engine, or in bytes for ``dma`` (``direction`` says which way).
+    ``cost`` is in cycles of the engine, or in bytes for ``dma`` (``direction`` says which way). ``reads`` and
+    ``writes`` are serial numbers of storages.
     """
 
     engine: str
@@ -32,6 +33,8 @@ class Event:
     cost: float
     program: int
     direction: str = ""
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
 
 
 @dataclass

@@ -1,14 +1,16 @@
 """Memory of one core: storages, which of their elements were written, and what SBUF and PSUM hold at a time.
 
-SBUF has 128 partitions of 192 KiB here. That is what every generation has: the NKI architecture guides of the AWS Neuron
-documentation give 24 MiB (192 KiB a partition) for trn1, 28 MiB for trn2 and 32 MiB for trn3, part of it reserved. PSUM
-has 128 partitions of 8 banks of 2 KiB on all of them. A tensor occupies memory from its allocation until its last Python
-reference dies, so a loop that allocates a tile each time does not grow; a compiler may free earlier, hence the peak is
-an upper bound of what an allocator needs.
+SBUF has 128 partitions of 192 KiB here, which is what every generation has: the NKI architecture guides of the AWS
+Neuron documentation give 24 MiB (192 KiB a partition) for trn1, 28 MiB for trn2 and 32 MiB for trn3, part of it
+reserved. PSUM has 128 partitions of 8 banks of 2 KiB on all of them.
+
+A tensor occupies memory from its allocation until its last Python reference dies, so a loop that allocates a tile each
+time does not grow; a compiler may free earlier, hence the peak is an upper bound of what an allocator needs.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -93,6 +95,9 @@ class Space:
         return None
 
 
+_serials = itertools.count()
+
+
 class Storage:
     """The memory behind a tensor and all its views.
 
@@ -105,6 +110,7 @@ class Storage:
         first: partition of the first row, from a manual address.
         row: bytes of one partition (on chip), or of everything (HBM).
         written: True when every element was written, False when none was, else one flag an element.
+        serial: number of the allocation.
         shared: whether both programs of a logical core see it.
     """
 
@@ -118,6 +124,7 @@ class Storage:
         "numel",
         "raw",
         "row",
+        "serial",
         "shape",
         "shared",
         "space",
@@ -138,6 +145,7 @@ class Storage:
         self.row = self.numel * dtype.itemsize // (shape[0] if buffer != "hbm" and shape[0] else 1)
         self.shared = False
         self.first = 0
+        self.serial = next(_serials)
 
     def __del__(self) -> None:
         if self.space is not None:

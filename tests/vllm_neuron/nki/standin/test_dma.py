@@ -67,7 +67,7 @@ def test_hwdge_does_not_cast():
         nisa.dma_copy(dst=t, src=a, dge_mode=nisa.dge_mode.hwdge)
         return out(t)
 
-    with pytest.raises(KernelError, match="float32.*bfloat16.*hwdge"):
+    with pytest.raises(KernelError, match=r"float32.*bfloat16.*hwdge"):
         run(kernel, normal(8, 4))
 
 

@@ -125,7 +125,7 @@ def test_python_error_in_a_kernel_names_the_line():
 
 
 def test_wrong_arguments_of_a_kernel():
-    with pytest.raises(KernelError, match="TypeError.*unexpected"):
+    with pytest.raises(KernelError, match=r"TypeError.*unexpected"):
         split_rows(normal(8, 4), scale=2)
 
 

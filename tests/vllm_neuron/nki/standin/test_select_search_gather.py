@@ -193,7 +193,7 @@ def test_searching_what_is_not_there():
         nisa.nc_find_index8(dst=at, data=tile(a), vals=tile(v))
         return out(at)
 
-    with pytest.raises(KernelError, match="99.0 in slot 7 of partition 0"):
+    with pytest.raises(KernelError, match=r"99.0 in slot 7 of partition 0"):
         run(kernel, np.arange(10, dtype=np.float32)[None], np.array([[0, 1, 2, 3, 4, 5, 6, 99]], np.float32))
 
 

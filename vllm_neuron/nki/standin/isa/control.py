@@ -31,6 +31,7 @@ def register_load(dst: Register, src: Tensor) -> None:
     _register(dst, "register_load.dst")
     s = o.operand(src, "register_load.src", o.DMA)
     dst.value = integer(s, "register_load.src")
+    o.note_read(s)
     core.tick("gpsimd", "register_load", 0.0)
 
 

@@ -186,6 +186,12 @@ def _modified(t: _Side, values: Any, op: Any, oob: Any) -> Any:
 
 def _count(core: Core, name: str, s: _Side, t: _Side) -> None:
     size = _moved(s, t)
+    if core.events is not None:
+        core.reads.append(s.tensor.storage.serial)
+        for end in (s.tensor, t.tensor):
+            if isinstance(end, Indirect):
+                core.reads += [i.storage.serial for i in (end.scalar, end.vector) if isinstance(i, Tensor)]
+        core.writes[:] = [t.tensor.storage.serial]
     run = min(_run(s.tensor), _run(t.tensor))
     core.move(name, s.tensor.buffer, t.tensor.buffer, size, max(1, size // run))
 

@@ -45,6 +45,7 @@ def nc_stream_shuffle(dst: Tensor, src: Tensor, shuffle_mask: Sequence[int], nam
     state = s.written()
     if state is not True and (state is False or not state.reshape(s.shape[0], -1)[start].all()):
         fail("nc_stream_shuffle.src", f"partitions of {s!r} never written", "partitions written before they are read")
+    o.note_read(s)
     t.array[to] = values[start].reshape(len(to), *t.shape[1:])
     keep = np.zeros((t.shape[0],) + (1,) * (len(t.shape) - 1), np.bool_)
     keep[to] = True
@@ -133,6 +134,7 @@ def nonzero_with_count(
     if t.shape[0] != s.shape[0] or o.elements(t) != o.elements(s) + 1:
         fail("nonzero_with_count.dst", t.shape, f"{s.shape[0]} partitions of {o.elements(s) + 1} elements")
     width = o.elements(s)
+    o.note_read(s)
     for p in range(0, s.shape[0], GROUP):
         line = s[p : p + 1]
         if line.storage.written is not True:

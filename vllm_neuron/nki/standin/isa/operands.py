@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_neuron.nki.standin.core import fail
+from vllm_neuron.nki.standin.core import fail, local
 from vllm_neuron.nki.standin.dtypes import FLOAT32_NUMPY, cast
 from vllm_neuron.nki.standin.memory import PARTITIONS
 from vllm_neuron.nki.standin.ops import Op
@@ -50,9 +50,7 @@ def operand(t: Any, argument: str, buffers: tuple[str, ...]) -> Tensor:
     if buffer != "hbm" and buffers is not DMA:
         storage = t.storage
         if len(t.shape) > MAX_DIMENSIONS:
-            fail(
-                argument, f"{len(t.shape)} dimensions in {t!r}", f"a partition and {MAX_DIMENSIONS - 1} free dimensions"
-            )
+            fail(argument, f"{len(t.shape)} dimensions in {t!r}", f"{MAX_DIMENSIONS - 1} free dimensions")
         if storage.row > MAX_ELEMENTS and t.size > MAX_ELEMENTS * t.shape[0]:
             fail(argument, f"{t.size // t.shape[0]} elements a partition of {t!r}", f"at most {MAX_ELEMENTS}")
         if t.steps[0] != storage.row and t.shape[0] > 1:
@@ -85,7 +83,15 @@ def source(t: Any, argument: str, buffers: tuple[str, ...] = CHIP) -> Tensor:
     t = operand(t, argument, buffers)
     if t.storage.written is not True:
         unwritten(t, argument)
+    note_read(t)
     return t
+
+
+def note_read(t: Tensor) -> None:
+    """Remember that the instruction at hand reads a tensor, when somebody wants its events."""
+    core = local.core
+    if core is not None and core.events is not None:
+        core.reads.append(t.storage.serial)
 
 
 def unwritten(t: Tensor, argument: str) -> None:
@@ -103,6 +109,9 @@ def unwritten(t: Tensor, argument: str) -> None:
 def target(t: Any, argument: str = "dst", buffers: tuple[str, ...] = CHIP) -> Tensor:
     """An operand that is written."""
     t = operand(t, argument, buffers)
+    core = local.core
+    if core is not None and core.events is not None:
+        core.writes.append(t.storage.serial)
     if 0 in t.steps and any(s == 0 and n > 1 for s, n in zip(t.steps, t.shape, strict=True)):
         fail(argument, f"{t!r} with a repeated dimension", "a view with one place for each element")
     return t
