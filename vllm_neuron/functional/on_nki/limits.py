@@ -11,7 +11,7 @@ from vllm_neuron.nki.backend import logical_cores
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Bytes a partition that transposed activations may take; the rest of SBUF is for weights and results in flight.
-KEPT_BYTES = 96 * 1024
+KEPT_BYTES = 128 * 1024
 PARTITIONS = 128
 
 

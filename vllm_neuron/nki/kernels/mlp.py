@@ -214,6 +214,7 @@ def prefill(out: Any, x: Any, gate_up: Any, down: Any, gate_up_bias: Any, down_b
             inner_columns(turned, kept, height, gate_up, gate_up_bias, i, min(PREFILL_COLUMNS, inner - i), rule)
         kept = None
         project(out, t, turned, inner, down, 0, down.shape[1], down_bias)
+        turned = None
 
 
 def inner_columns(

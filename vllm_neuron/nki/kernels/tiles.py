@@ -221,4 +221,5 @@ def product(x: Any, w: Any, bias: Any) -> Any:
         for t in range(first, last, group):
             kept = load_transposed(x, t, min(group, last - t))
             project(out, t, kept, height, w, start, stop, bias)
+            kept = None
     return out

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import vllm_neuron.functional as NF
 from vllm_neuron.errors import KernelError
+from vllm_neuron.functional.on_nki.kv_write import MOST_WIDTH
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 BLOCK = 16
@@ -84,6 +85,12 @@ def test_inside_a_compiled_graph(on_cores, normal):
     assert torch.equal(found, pages[0] * 2)
 
 
+def test_the_widest_row_that_is_taken_fits(on_cores, normal):
+    k, v = normal(1, 300, 1, MOST_WIDTH - 256), normal(2, 300, 1, 256)
+    pages = write(on_cores, 1, torch.zeros(20, BLOCK, MOST_WIDTH, dtype=torch.bfloat16), k, v, torch.arange(300))
+    assert torch.equal(pages.view(-1, MOST_WIDTH)[:300, -256:], v[:, 0].bfloat16())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cores", [1, 2])
 def test_large(on_cores, normal, cores):
@@ -101,7 +108,7 @@ def test_large(on_cores, normal, cores):
         ({"pages": torch.zeros(2, BLOCK, 128, dtype=torch.float8_e4m3fn)}, "pages.dtype"),
         ({"k_TKD": torch.zeros(2, 1, 64, dtype=torch.int32)}, "k_TKD.dtype"),
         ({"slots_T": torch.zeros(2)}, "slots_T.dtype"),
-        ({"pages": torch.zeros(1, 1, 12289)}, "pages.shape[2]"),
+        ({"pages": torch.zeros(1, 1, MOST_WIDTH + 1)}, "pages.shape[2]"),
     ],
 )
 def test_refusals_name_the_field(change, field):

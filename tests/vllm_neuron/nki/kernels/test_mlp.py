@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vllm_neuron.functional as NF
+from vllm_neuron.functional.on_nki.limits import KEPT_BYTES
 from vllm_neuron.functional.on_nki.mlp import ACTIVATIONS
 
 TYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
@@ -104,7 +105,16 @@ def test_an_activation_without_a_kernel_is_refused_by_name(normal):
 
 def test_sizes_that_do_not_fit_are_refused(normal):
     with NF.use_kernels("simulate"):
-        x = torch.zeros(1, 1).expand(128, 20000)
-        gate_up, down = torch.empty(20000, 20000, device="meta"), torch.empty(10000, 20000, device="meta")
+        x = torch.zeros(1, 1).expand(128, 30000)
+        gate_up, down = torch.empty(30000, 20000, device="meta"), torch.empty(10000, 30000, device="meta")
         answer = NF.mlp.explain(x, gate_up, down)["nki.mlp"]
-    assert (answer.ok, answer.field, answer.value) == (False, "H + I", 30000)
+    assert (answer.ok, answer.field, answer.value) == (False, "H + I", 40000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("t", [128, 300])
+@pytest.mark.parametrize("h", [128, 30000])
+def test_the_largest_sizes_that_are_taken_fit(on_cores, agree, normal, h, t, cores):
+    i = KEPT_BYTES // (128 * 4) * 128 - 128 * -(-h // 128)
+    both(on_cores, agree, cores, normal(1, t, h), **weights(normal, h, i, torch.float32, True, True))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vllm_neuron.functional as NF
+from vllm_neuron.functional.on_nki.limits import KEPT_BYTES
 
 TYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 OPERATIONS = st.sampled_from([NF.linear, NF.qkv_proj, NF.o_proj])
@@ -88,11 +89,11 @@ def test_refusals_name_the_field(x, w, field):
 
 
 def test_a_contraction_that_does_not_fit_in_sbuf_is_refused_and_the_largest_that_does_is_taken(on_cores, agree, normal):
-    at_most = 96 * 1024 // (128 * 4) * 128
+    at_most = KEPT_BYTES // (128 * 4) * 128
     with NF.use_kernels("simulate"):
         large = NF.linear.explain(torch.zeros(1, 1).expand(128, at_most + 1), torch.zeros(at_most + 1, 1))
     assert large["nki.linear"].field == "x_TH.shape[-1]" and str(at_most) in large["nki.linear"].limit
-    x, w = normal(1, 128, at_most), normal(2, at_most, 2, scale=0.01)
+    x, w = normal(1, 300, at_most), normal(2, at_most, 2, scale=0.01)
     with on_cores(1):
         agree(NF.linear(x, w), NF.linear.reference(x, w))
 
