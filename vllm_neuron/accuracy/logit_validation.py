@@ -176,11 +176,11 @@ def _validate(
     if refusal is not None:
         notes = (*refusal.notes, *scored.notes)
         return Validated(replace(empty, verdict=refusal.verdict, seen_ids=tuple(scored.seen_ids), notes=notes))
-    golds = [source and source.score(prompt.ids, prompt.steps) for source in (expected, baseline)]
-    assert golds[0] is not None
+    gold = expected.score(prompt.ids, prompt.steps)
+    base = None if baseline is None else baseline.score(prompt.ids, prompt.steps)
     rows = TokenRows(prompt.ids, prompt.steps, dtype=_dtype(target, baseline), exact=exact, limits=limits, text=text)
-    _take(rows, scored, golds[0], golds[1], expected.vocab_size)
-    return _result(empty, rows, scored, golds[0], golds[1], exact, limits, target)
+    _take(rows, scored, gold, base, expected.vocab_size)
+    return _result(empty, rows, scored, gold, base, exact, limits, target)
 
 
 def _check_reference(expected: LogitsSource, baseline: LogitsSource | None, exact: bool) -> Refusal | None:

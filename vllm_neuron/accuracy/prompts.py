@@ -33,8 +33,8 @@ LETTER = (
 )
 LANGUAGES = (
     "Der Bäcker öffnet um fünf, doch das Brot ist erst um sieben fertig. Le facteur, lui, passe après neuf heures. "
-    "昨日の雨で川の水が増え、橋は通れなくなった。小船停在岸边，没有人说话。Утром туман ушёл, и горы стали видны. "
-    "في المساء عاد الصياد ومعه ثلاث سمكات. नदी के उस पार एक छोटा गाँव है। Το πλοίο φεύγει στις οκτώ 🙂. Allora"
+    "昨日の雨で川の水が増え、橋は通れなくなった。小船停在岸边，没有人说话。Утром туман ушёл, и горы стали видны. "  # noqa: RUF001
+    "في المساء عاد الصياد ومعه ثلاث سمكات. नदी के उस पार एक छोटा गाँव है। Το πλοίο φεύγει στις οκτώ 🙂. Allora"  # noqa: RUF001
 )
 CODE = '''def longest_run(values: list[int]) -> tuple[int, int]:
     """Start and length of the longest run of equal values."""
