@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import inspect
+import operator
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,15 +57,14 @@ def call(wrapped: WrappedKernel, grid: int, bound: dict[str, Any]) -> Any:
     read: list[Tensor] = []
     written: list[Tensor] = []
     text = ""
+    defaults = wrapped.parameters.defaults
     for name, value in bound.items():
-        if not isinstance(value, Tensor):
-            text += f"({name!r}, 'plain', {_literal(wrapped, name, value)}),"
-        elif name in wrapped.mutates:
-            written.append(value)
-            text += f"({name!r}, 'written', None),"
-        else:
-            read.append(value)
-            text += f"({name!r}, 'read', None),"
+        if isinstance(value, Tensor):
+            way = "written" if name in wrapped.mutates else "read"
+            (written if way == "written" else read).append(value)
+            text += f"({name!r}, {way!r}, None),"
+        elif name not in defaults or value is not defaults[name]:
+            text += f"({name!r}, {_plain(wrapped, name, value)}),"
     fresh = [one for one in promised if not isinstance(one, str)]
     if written and len(fresh) > MOST_WRITTEN_OUTPUTS:
         wrapped.refuse("outputs", len(fresh), f"at most {MOST_WRITTEN_OUTPUTS} new tensors beside written arguments")
@@ -75,30 +77,47 @@ def call(wrapped: WrappedKernel, grid: int, bound: dict[str, Any]) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _literal(wrapped: WrappedKernel, name: str, value: Any) -> str:
-    """A plain value as Python's own text of it; a dtype as the text of its name."""
+def _plain(wrapped: WrappedKernel, name: str, value: Any) -> str:
+    """Kind and text of an argument that is no tensor."""
     if isinstance(value, torch.dtype):
-        return repr(str(value))
+        return f"'dtype', {str(value)[6:]!r}"
+    if isinstance(value, Enum):
+        kind = type(value)
+        return f"'enum', ({kind.__module__!r}, {kind.__qualname__!r}, {value.name!r})"
+    return f"'plain', {_literal(wrapped, name, value)}"
+
+
+def _literal(wrapped: WrappedKernel, name: str, value: Any) -> str:
+    """A plain value as Python's own text of it."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, tuple | list):
         return "(" + "".join([_literal(wrapped, name, one) + "," for one in value]) + ")"
-    wrapped.refuse(name, type(value).__name__, "a tensor, number, text, dtype, None, or a tuple of those, in a graph")
+    wrapped.refuse(
+        name, type(value).__name__, "a tensor, number, text, dtype, enum, None, or a tuple of those, in a graph"
+    )
     raise AssertionError
 
 
-def _value(value: Any) -> Any:
-    return getattr(torch, value[6:]) if isinstance(value, str) and value.startswith("torch.") else value
+def _value(kind: str, value: Any) -> Any:
+    if kind == "dtype":
+        return getattr(torch, value)
+    if kind == "enum":
+        module, name, member = value
+        return operator.attrgetter(name)(importlib.import_module(module))[member]
+    return value
 
 
 def _unpack(
     key: str, text: str, read: Sequence[Tensor], written: Sequence[Tensor]
 ) -> tuple[WrappedKernel, dict[str, Any]]:
     tensors = {"read": iter(read), "written": iter(written)}
-    bound = {
-        name: next(tensors[kind]) if kind in tensors else _value(value) for name, kind, value in ast.literal_eval(text)
+    wrapped = _wrapped[key]
+    given = {
+        name: next(tensors[kind]) if kind in tensors else _value(kind, value)
+        for name, kind, value in ast.literal_eval(text)
     }
-    return _wrapped[key], bound
+    return wrapped, wrapped.parameters.bind((), given)
 
 
 def _run(key: str, text: str, grid: int, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
