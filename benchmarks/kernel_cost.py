@@ -66,6 +66,45 @@ def rows() -> Iterator[Row]:
         pages = {"pages": zeros(4096, 2 * kv), "k": zeros(tokens, kv), "v": zeros(tokens, kv), "slots": slots}
         yield Row(KV_WRITE, phase, pages, "hbm")
     yield Row(LINEAR, "decode", {"x": zeros(DECODE, HIDDEN), "w": zeros(HIDDEN, 16032)}, "hbm")
+    yield from attention_rows()
+    yield from choice_rows()
+
+
+def attention_rows() -> Iterator[Row]:
+    """Attention over 2,048 keys: a prompt, a chunk of one in the cache, and a token of each of eight rows."""
+    from vllm_neuron.functional.on_nki.attention import DECODE as ATTENTION_DECODE
+    from vllm_neuron.functional.on_nki.attention import FLASH, SEGMENTED
+
+    def visible(rows: int, queries: int) -> Tensor:
+        return torch.ones(rows, queries, PREFILL, dtype=torch.uint8)
+
+    kv = zeros(1, PREFILL, KV_HEADS, HEAD)
+    flash = {"q": zeros(1, PREFILL, HEADS, HEAD), "k": kv, "v": kv, "mask": visible(1, PREFILL), "scale": 0.1}
+    yield Row(FLASH, "prefill", flash, "tensor")
+    yield Row(FLASH, "prefill", flash | {"causal": True}, "tensor")
+    layout = {"scale": 0.1, "kv_heads": KV_HEADS, "value_size": HEAD, "value_start": KV_HEADS * HEAD, "run": 16}
+    for wrapped, phase, rows, queries in ((SEGMENTED, "extend", 1, 512), (ATTENTION_DECODE, "decode", DECODE, 1)):
+        cache = {
+            "q": zeros(rows, queries, HEADS, HEAD),
+            "pages": zeros(rows * PREFILL, 2 * KV_HEADS * HEAD),
+            "slots": torch.arange(rows * PREFILL, dtype=torch.int32).view(rows, PREFILL),
+            "mask": visible(rows, queries),
+        }
+        yield Row(wrapped, phase, cache | layout, "hbm" if phase == "decode" else "tensor")
+
+
+def choice_rows() -> Iterator[Row]:
+    """The largest of a rank's logits, and eight tokens on two experts each, of 32."""
+    from vllm_neuron.functional.on_nki.moe import EXPERTS, slots
+    from vllm_neuron.functional.on_nki.sampling import ARGMAX, TOPK
+
+    logits = torch.arange(DECODE * 16032).view(DECODE, 16032).float()
+    yield Row(ARGMAX, "decode", {"logits": logits}, "hbm")
+    yield Row(TOPK, "decode", {"logits": logits, "k": 64}, "hbm")
+    chosen = torch.arange(2 * DECODE).view(DECODE, 2) % 12
+    index, after, _ = slots(torch.ones(DECODE, 2), chosen, 32, 0)
+    weights = {"up": zeros(32, 2 * 384, 2048), "down": zeros(32, 2048, 384)}
+    yield Row(EXPERTS, "decode", {"x": zeros(DECODE, 2048), "experts": index, "after": after, **weights}, "hbm")
 
 
 def measure(row: Row, cores: int) -> dict[str, Any]:

@@ -85,6 +85,46 @@ def _kv_write(a: Arguments) -> Bound:
     return Bound(_bytes(a["k"], a["v"], a["slots"]) + rows)
 
 
+def _flash(a: Arguments) -> Bound:
+    """Keys that ``causal`` leaves out cost nothing, their part of the mask included."""
+    q, k, v = a["q"], a["k"], a["v"]
+    batch, queries, heads, size = q.shape
+    keys, value_size = k.shape[1], v.shape[3]
+    pairs = queries * keys
+    if a.get("causal"):
+        pairs -= queries * (queries - 1) // 2
+    result = batch * queries * heads * value_size * _item(q)
+    bias = batch * heads * pairs * 4 if a.get("bias") is not None else 0
+    moved = _bytes(q, k, v, a.get("sinks")) + batch * pairs + bias + result
+    return Bound(moved, batch * heads * _multiply(pairs, 1, size + value_size, q))
+
+
+def _paged(a: Arguments) -> Bound:
+    """Each key and value that the block tables name, once; a table names a block for each row that it serves."""
+    q, slots = a["q"], a["slots"]
+    rows, queries, heads, size = q.shape
+    keys = slots.shape[1]
+    result = rows * queries * heads * a["value_size"] * _item(q)
+    cache = rows * keys * a["pages"].shape[1] * _item(q)
+    moved = _bytes(q, slots, a["mask"], a.get("sinks"), a.get("bias")) + cache + result
+    return Bound(moved, rows * heads * _multiply(queries * keys, 1, size + a["value_size"], q))
+
+
+def _largest(a: Arguments) -> Bound:
+    return Bound(a["logits"].nbytes + a["logits"].shape[0] * a.get("k", 1) * 8)
+
+
+def _moe(a: Arguments) -> Bound:
+    """Weights of the chosen experts alone, whose number the slots tell; products of a token with its own experts."""
+    x, up, down, experts = a["x"], a["up"], a["down"], a["experts"]
+    chosen = int((experts < up.shape[0]).sum())
+    one = (up.nbytes + down.nbytes + _bytes(a.get("up_bias"), a.get("down_bias"))) // up.shape[0]
+    moved = 2 * x.nbytes + chosen * one + _bytes(experts, a["after"], a.get("before"))
+    passed = int((a["after"] != 0).sum())
+    height, width = x.shape[1], up.shape[1] + down.shape[2]
+    return Bound(moved, _multiply(passed, height, width, x))
+
+
 BOUNDS: dict[str, Callable[[Arguments], Bound]] = {
     "linear_kernel": _product,
     "qkv_kernel": _product,
@@ -94,6 +134,12 @@ BOUNDS: dict[str, Callable[[Arguments], Bound]] = {
     "rmsnorm_residual_kernel": _rmsnorm_residual,
     "rotary_kernel": _rotary,
     "kv_write_kernel": _kv_write,
+    "flash_attention_kernel": _flash,
+    "segmented_attention_kernel": _paged,
+    "attention_decode_kernel": _paged,
+    "argmax_kernel": _largest,
+    "topk_kernel": _largest,
+    "moe_decode_kernel": _moe,
 }
 
 

@@ -6,13 +6,14 @@ key. G = N / K queries share a key. D is split into chunks of 128, E is at most 
 
 On chip, for a tile of 128 queries and a section of up to 2,048 keys: scores [queries, keys] from q^T [D, queries] and
 k^T [D, keys] (tensor engine); masked while they leave PSUM, with the row maximum in the same pass (vector engine);
-exponentials and their row sums (scalar engine); the weights transposed to [keys, queries] by DMA where 128 x 128
-blocks of a 2-byte type allow it, else on the tensor engine; the product with v [keys, E] accumulates in PSUM. Between
-sections maxima, sums and products are rescaled (online softmax). Masked scores are a large finite number, so a tile
-without a visible key gives no NaN.
+exponentials and their row sums (scalar engine); the weights transposed to [keys, queries]; the product with v [keys,
+E] accumulates in PSUM. Between sections maxima, sums and products are rescaled (online softmax). Masked scores are a
+large finite number, so a tile without a visible key gives no NaN. Whole blocks of 128 rows of a 2-byte type are
+transposed by DMA (q and dense k on their way from HBM, weights within SBUF), all others on the tensor engine.
 
-Cost bound: 2 * S cycles of the tensor engine a tile and head at D = E = 128, and half of that with ``causal``, which
-leaves out the key blocks past the last query of a tile. Transposes of q and k add about S / 16 + 128.
+Cost bound: the tensor engine, 2 * S cycles for a tile and head at D = E = 128, and about half of that with
+``causal``, which leaves out the key blocks past the last query of a tile. With D below 128 the scores take as long as
+with 128, the array being half empty.
 
 Two programs of a logical core divide the KV heads; else the query tiles in turn; else the query heads of the one KV
 head.
@@ -266,10 +267,18 @@ def _queries(job: Any, b: int, kv: int, first_tile: int, step: int, count: int, 
     for i in range(count):
         q0 = (first_tile + i * step) * P
         rows = min(P, job.queries - q0)
-        tile = nl.ndarray((P, heads, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile[:rows, :, :], src=job.q[b, q0 : q0 + rows, head : head + heads, :])
-        for c in range(chunks):
-            _transposed(qt[:, c, i, :, :], tile, 0, heads, rows, c * P, min(P, job.size - c * P))
+        if rows == P and job.q.dtype != nl.float32:
+            _, queries, all_heads, size = job.q.shape
+            at = ((b * queries + q0) * all_heads + head) * size
+            for c in range(chunks):
+                width = min(P, size - c * P)
+                source = job.q.ap([[all_heads * size, P], [size, heads], [1, width]], offset=at + c * P)
+                nisa.dma_transpose(dst=qt[:width, c, i, :, :], src=source, axes=(2, 1, 0))
+        else:
+            tile = nl.ndarray((P, heads, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
+            nisa.dma_copy(dst=tile[:rows, :, :], src=job.q[b, q0 : q0 + rows, head : head + heads, :])
+            for c in range(chunks):
+                _transposed(qt[:, c, i, :, :], tile, 0, heads, rows, c * P, min(P, job.size - c * P))
     return qt
 
 
@@ -281,25 +290,43 @@ def _load(job: Any, b: int, kv: int, start: int, size: int) -> Any:
     """
     full, rest = size // P, size % P
     tiles = full + (1 if rest > 0 else 0)
-    k = nl.ndarray((P, tiles, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
+    chunks = (job.size + P - 1) // P
     v = nl.ndarray((P, tiles, job.value_size), dtype=job.q.dtype, buffer=nl.sbuf)
+    kt = nl.ndarray((P, chunks, tiles, P), dtype=job.q.dtype, buffer=nl.sbuf)
+    by_dma = 0
+    if job.slots == None and job.q.dtype != nl.float32:
+        by_dma = full
+    k = None
+    if by_dma < tiles:
+        k = nl.ndarray((P, tiles - by_dma, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
     if job.slots == None:
-        _dense(job.k, k, b, kv, start, full, rest)
+        _dense_keys(job, kt, b, kv, start, by_dma)
         _dense(job.v, v, b, kv, start, full, rest)
+        if by_dma < tiles:
+            _dense(job.k, k, b, kv, start + by_dma * P, full - by_dma, rest)
     else:
         if full > 0:
             _gather(job, k, v, b, kv, start, P, full, 0)
         if rest > 0:
             _gather(job, k, v, b, kv, start + full * P, rest, 1, full)
-    chunks = (job.size + P - 1) // P
-    kt = nl.ndarray((P, chunks, tiles, P), dtype=job.q.dtype, buffer=nl.sbuf)
     for c in range(chunks):
         width = min(P, job.size - c * P)
-        if full > 0:
-            _transposed(kt[:, c, :full, :], k, 0, full, P, c * P, width)
+        if by_dma < full:
+            _transposed(kt[:, c, by_dma:full, :], k, 0, full - by_dma, P, c * P, width)
         if rest > 0:
-            _transposed(kt[:, c, full:, :], k, full, 1, rest, c * P, width)
+            _transposed(kt[:, c, full:, :], k, full - by_dma, 1, rest, c * P, width)
     return kt, v
+
+
+def _dense_keys(job: Any, kt: Any, b: int, kv: int, start: int, tiles: int) -> None:
+    """k^T of whole tiles of dense keys, transposed on their way from HBM."""
+    _, keys, heads, size = job.k.shape
+    row = heads * size
+    for c in range(kt.shape[1] if tiles > 0 else 0):
+        width = min(P, size - c * P)
+        offset = (b * keys + start) * row + kv * size + c * P
+        source = job.k.ap([[row, P], [P * row, tiles], [1, width]], offset=offset)
+        nisa.dma_transpose(dst=kt[:width, c, :tiles, :], src=source, axes=(2, 1, 0))
 
 
 def _dense(x: Any, dst: Any, b: int, kv: int, start: int, full: int, rest: int) -> None:

@@ -1,0 +1,130 @@
+"""Counted cost of attention, sampling and mixtures for large shapes: within 1.5 times the least that a call must do.
+
+Prefill is judged by cycles of the tensor engine, transposes included; the rest by bytes over HBM.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vllm_neuron.functional.on_nki.attention import DECODE, FLASH, SEGMENTED
+from vllm_neuron.functional.on_nki.moe import EXPERTS, slots
+from vllm_neuron.functional.on_nki.sampling import ARGMAX, TOPK
+from vllm_neuron.nki import standin
+from vllm_neuron.nki.bounds import BOUNDS, bound
+
+LIMIT = 1.5
+
+
+def ratios(wrapped, cores, **arguments):
+    wrapped[cores](**arguments)
+    least = bound(wrapped.name, arguments)
+    assert least is not None
+    return least.ratios(standin.last_counts())
+
+
+def zeros(*shape):
+    return torch.zeros(*shape, dtype=torch.bfloat16)
+
+
+def visible(*shape):
+    return torch.ones(*shape, dtype=torch.uint8)
+
+
+def cache(rows, queries, keys, heads, kv_heads, size, value_size):
+    return {
+        "q": zeros(rows, queries, heads, size),
+        "pages": zeros(rows * keys, kv_heads * (size + value_size)),
+        "slots": torch.arange(rows * keys, dtype=torch.int32).view(rows, keys),
+        "mask": visible(rows, queries, keys),
+        "scale": 0.1,
+        "kv_heads": kv_heads,
+        "value_size": value_size,
+        "value_start": kv_heads * size,
+        "run": 16,
+    }
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    "length, heads, kv_heads, size",
+    [
+        (1024, 4, 1, 128), (1024, 4, 2, 256), (1024, 4, 1, 96), (1024, 4, 1, 80),
+        pytest.param(2048, 4, 1, 128, marks=pytest.mark.slow), pytest.param(2048, 4, 1, 80, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_prefill(cores, causal, length, heads, kv_heads, size):
+    k = zeros(1, length, kv_heads, size)
+    q, mask = zeros(1, length, heads, size), visible(1, length, length)
+    found = ratios(FLASH, cores, q=q, k=k, v=k, mask=mask, scale=0.1, causal=causal)
+    assert found["tensor"] <= LIMIT
+    assert found["tensor"] <= 1.13 or size < 128
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_prefill_of_head_size_64(cores):
+    """The scores fill half of the array: the limit holds against a bound that knows this, and else is 1.6."""
+    k, q, mask = zeros(1, 2048, 1, 64), zeros(1, 2048, 1, 64), visible(1, 2048, 2048)
+    found = ratios(FLASH, cores, q=q, k=k, v=k, mask=mask, scale=0.1, causal=True)
+    assert found["tensor"] <= 1.6
+    assert found["tensor"] * 2 * 64 / (128 + 64) <= 1.1
+
+
+def test_causal_leaves_out_later_keys():
+    """About half of the products, since blocks after the diagonal are never multiplied."""
+    k, q, mask = zeros(1, 1024, 1, 128), zeros(1, 1024, 1, 128), visible(1, 1024, 1024)
+    FLASH[1](q, k, k, mask, 0.1)
+    whole = standin.last_counts().matmul_cycles
+    FLASH[1](q, k, k, mask, 0.1, causal=True)
+    assert standin.last_counts().matmul_cycles == whole * (8 + 1) / (2 * 8)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_chunk_after_cached_tokens(cores):
+    assert ratios(SEGMENTED, cores, **cache(1, 512, 2048, 4, 1, 128, 128))["tensor"] <= 1.15
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("rows, keys", [(8, 2048), (1, 4096), (3, 528)])
+@pytest.mark.parametrize("heads, kv_heads, size", [(4, 1, 128), (16, 2, 64), (8, 8, 80), (4, 1, 256)])
+def test_decode_reads_each_key_and_value_once(cores, rows, keys, heads, kv_heads, size):
+    assert ratios(DECODE, cores, **cache(rows, 1, keys, heads, kv_heads, size, size))["hbm"] <= 1.05
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("rows, columns", [(1, 128256), (8, 16032), (64, 4000)])
+def test_sampling_reads_logits_once(cores, rows, columns):
+    logits = torch.arange(rows * columns).view(rows, columns).float()
+    assert ratios(ARGMAX, cores, logits=logits)["hbm"] <= 1.02
+    assert ratios(TOPK, cores, logits=logits, k=50)["hbm"] <= 1.02
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("tokens, k", [(1, 8), (4, 2), (16, 4)])
+def test_mixtures_read_chosen_experts_once(cores, tokens, k):
+    chosen = torch.arange(tokens * k).view(tokens, k) % 16
+    index, after, _ = slots(torch.ones(tokens, k), chosen, 24, 0)
+    x, up, down = zeros(tokens, 1024), zeros(24, 2 * 192, 1024), zeros(24, 1024, 192)
+    assert ratios(EXPERTS, cores, x=x, up=up, down=down, experts=index, after=after)["hbm"] <= 1.05
+
+
+def test_each_kernel_has_a_bound():
+    assert {w.name for w in (FLASH, SEGMENTED, DECODE, ARGMAX, TOPK, EXPERTS)} <= set(BOUNDS)
+
+
+def test_bounds_by_hand():
+    k, mask = zeros(1, 8, 1, 128), visible(1, 4, 8)
+    found = bound("flash_attention_kernel", {"q": zeros(1, 4, 2, 128), "k": k, "v": k, "mask": mask, "causal": True})
+    pairs = 5 + 6 + 7 + 8
+    assert found.tensor_cycles == 2 * pairs * 256 / (128 * 128)
+    assert found.hbm_bytes == 2 * (2 * 4 * 2 * 128 + 2 * 8 * 128) + pairs
+    paged = bound("attention_decode_kernel", cache(2, 1, 32, 4, 2, 64, 32))
+    assert paged.hbm_bytes == 2 * (2 * 4 * 64 + 2 * 32 * 2 * 96 + 2 * 4 * 32) + 2 * 32 * 4 + 2 * 32
+    assert bound("topk_kernel", {"logits": torch.zeros(3, 100), "k": 5}).hbm_bytes == 3 * 100 * 4 + 3 * 5 * 8
+    index, after, _ = slots(torch.ones(2, 2), torch.tensor([[0, 3], [3, 1]]), 8, 0)
+    x, up, down = zeros(2, 64), zeros(8, 32, 64), zeros(8, 64, 16)
+    found = bound("moe_decode_kernel", {"x": x, "up": up, "down": down, "experts": index, "after": after})
+    assert found.hbm_bytes == 2 * (2 * 2 * 64 + 3 * 48 * 64) + 4 * 4 + 4 * 8
+    assert found.tensor_cycles == 4 * 64 * 48 / (128 * 128)
