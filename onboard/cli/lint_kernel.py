@@ -35,8 +35,12 @@ def lint_kernel(
             status = mark("error" if f.severity == "error" else "warn")
             typer.echo(f"{f.path}:{f.line}:{f.column}: {status} {f.rule}: {f.text}. {f.action}")
             typer.echo(f"    NKI {f.versions}; source: {f.source}")
-        checked = f"{len(report.kernels)} kernels, {len(report.functions)} functions checked"
-        typer.echo(f"{checked}: {report.errors} errors, {report.warnings} warnings")
+        checked = f"{_count(len(report.kernels), 'kernel')}, {_count(len(report.functions), 'function')} checked"
+        typer.echo(f"{checked}: {_count(report.errors, 'error')}, {_count(report.warnings, 'warning')}")
         if report.elsewhere:
             typer.echo(f"not checked, their files were not found: {', '.join(report.elsewhere)}")
     return Exit.FINDINGS if report.errors else Exit.OK
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

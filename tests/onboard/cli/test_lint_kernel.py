@@ -26,7 +26,7 @@ def test_findings_have_file_line_rule_and_what_to_do(bad: Path, capsys: pytest.C
     assert f"{bad}:7:9: error comprehension: " in out and "Write a for loop" in out
     assert f"{bad}:8:12: warn  experimental-name: " in out
     assert "NKI 0.3 to 0.6; source: front end" in out
-    assert "1 kernels, 1 functions checked: 1 errors, 1 warnings" in out
+    assert "1 kernel, 1 function checked: 1 error, 1 warning" in out
 
 
 def test_json(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +49,7 @@ def test_json(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_warnings_alone_and_a_version_that_takes_it_exit_with_0(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["lint-kernel", str(bad), "--nki", "0.7"]) == Exit.OK
-    assert "0 errors, 1 warnings" in capsys.readouterr().out
+    assert "0 errors, 1 warning" in capsys.readouterr().out
 
 
 def test_a_clean_kernel() -> None:

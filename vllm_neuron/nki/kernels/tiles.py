@@ -8,6 +8,9 @@ blocks of 128 rows by 512 columns, and are read from HBM once for each group of 
 Bounds: a product of T tokens takes ``ceil(T / 128) * ceil(H / 128) * O`` cycles of the tensor engine (four times that
 in float32), its transposes ``ceil(T / 128) * ceil(H / 128) * 128`` more; weights cost ``H * O`` elements of DMA for
 each group of ``group_of`` tokens.
+
+The kernels that import this use views of NKI 0.5 and later (``broadcast``, ``expand_dim``). No device has run them yet:
+what is known of them is the stand-in's arithmetic and counts.
 """
 
 from typing import Any

@@ -86,6 +86,14 @@ def test_steps_round_as_the_reference_does(on_cores, normal):
 
 
 @pytest.mark.slow
+@settings(max_examples=60)
+@given(st.integers(1, 2048), st.integers(1, 800), st.integers(1, 1500), TYPES, st.booleans(), st.booleans(), CORES)
+def test_any_length(on_cores, agree, normal, t, h, i, dtype, gated, biased, cores):
+    x = normal(1, t, h, dtype=dtype)
+    both(on_cores, agree, cores, x, gated=gated, **weights(normal, h, i, dtype, gated, biased))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("t, h, i", [(2048, 1024, 896), (1025, 2880, 360), (1, 4096, 3584), (100, 5120, 1600)])

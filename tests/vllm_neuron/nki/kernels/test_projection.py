@@ -55,6 +55,17 @@ def test_columns_beyond_the_banks_and_a_wide_contraction(on_cores, agree, normal
 
 
 @pytest.mark.slow
+@settings(max_examples=60)
+@given(OPERATIONS, tokens(2048), st.integers(1, 2000), st.integers(1, 1500), TYPES, st.booleans(), CORES)
+def test_any_length(on_cores, agree, normal, operation, t, h, o, dtype, biased, cores):
+    x, w = normal(1, t, h, dtype=dtype), normal(2, h, o, dtype=dtype, scale=h**-0.5)
+    bias = normal(3, o, dtype=dtype) if biased else None
+    with on_cores(cores):
+        found = operation(x, w, bias)
+    agree(found, operation.reference(x, w, bias))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("t, h, o", [(2048, 1000, 1100), (1537, 4096, 513), (1, 8192, 5000), (640, 14336, 300)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

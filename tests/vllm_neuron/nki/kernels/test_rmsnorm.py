@@ -83,6 +83,14 @@ def test_inside_a_compiled_graph(agree, normal):
 
 
 @pytest.mark.slow
+@settings(max_examples=100)
+@given(st.integers(1, 5000), st.integers(1, 6000), TYPES, st.sampled_from(WEIGHTS), CORES)
+def test_any_length(on_cores, agree, normal, rows, d, dtype, weight, cores):
+    rows = min(rows, 4_000_000 // d)
+    both(on_cores, agree, cores, normal(1, rows, d, dtype=dtype), **arguments(normal, weight, d, dtype))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows, d", [(2048, 4096), (2047, 5120), (1, 8192), (65536, 128)])

@@ -53,6 +53,13 @@ def test_a_slice_of_a_wider_product(on_cores, agree, normal):
 
 
 @pytest.mark.slow
+@settings(max_examples=80)
+@given(st.integers(1, 2048), st.integers(1, 20), st.integers(1, 128), st.integers(0, 64), st.booleans(), TYPES, CORES)
+def test_any_length(on_cores, agree, normal, t, heads, half, rest, interleaved, dtype, cores):
+    both(on_cores, agree, normal, cores, t, heads, 2 * half + rest, 2 * half, interleaved, dtype)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("t", [1000, 2048])
