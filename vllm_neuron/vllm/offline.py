@@ -49,7 +49,7 @@ class EngineOptions:
         max_model_len: tokens of the longest prompt, and one more; the model's own length when None.
         max_num_batched_tokens: chunk size of prefills; vLLM's default when None (256 with tensor parallelism, where
             logits come from another process).
-        max_num_seqs: rows of a decode, and rows of the head at a time.
+        max_num_seqs: rows of a decode, and rows of the head at a time; no more than a chunk, which is vLLM's rule.
         tensor_parallel_size: ranks, each a process of its own when more than one.
         kernels: ``auto``, ``off``, ``simulate`` or ``require`` (``VLLM_NEURON_KERNELS``).
         enable_prefix_caching: as served; off by default, so that equal prefixes are computed each time.
@@ -80,7 +80,7 @@ class EngineOptions:
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": tokens,
-            "max_num_seqs": self.max_num_seqs,
+            "max_num_seqs": self.max_num_seqs if tokens is None else min(self.max_num_seqs, tokens),
             "tensor_parallel_size": self.tensor_parallel_size,
             "enable_prefix_caching": self.enable_prefix_caching,
             "kv_cache_memory_bytes": self.kv_cache_bytes,
@@ -152,8 +152,11 @@ class EngineSource:
             )
         from vllm import LLM
 
-        with _quiet("vllm.renderers.base"):
-            return LLM(model, **self.options.arguments())
+        try:
+            with _quiet("vllm.renderers.base"):
+                return LLM(model, **self.options.arguments())
+        except ValueError as error:
+            raise ConfigError("engine", _first_reason(error), "options and a model that vLLM takes") from error
 
     def _how(self) -> str:
         o = self.options
@@ -337,6 +340,13 @@ def _joined(parts: Sequence[RankKV]) -> LayerKV:
     values = torch.cat([part.values_SKD for part in kept], dim=1)
     layer = next(int(piece) for piece in first.name.split(".") if piece.isdigit())
     return LayerKV(layer, keys, values, first.start, first.name)
+
+
+def _first_reason(error: ValueError) -> str:
+    """The reason in pydantic's many lines, or the text itself."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    given = [line.partition(" [type=")[0].removeprefix("Value error, ") for line in lines if "[type=" in line]
+    return (given or lines or [type(error).__name__])[0]
 
 
 def _found(model: str | Path) -> str:

@@ -187,3 +187,16 @@ def test_two_ranks(checkpoint: Callable[[str], Any], cpu_mode: None) -> None:
             source.score(ids, 1)
             records = take()
     assert {record.rank for record in records} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float65"}, "'float32'"),
+        ({"max_model_len": 5000}, "5000"),
+        ({"engine": {"block_size": -3}}, "engine"),
+    ],
+)
+def test_what_vllm_refuses_is_one_error(checkpoint: Any, cpu_mode: None, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineSource(checkpoint("llama").folder, EngineOptions(**{**TINY, **options}))
