@@ -15,6 +15,8 @@ from vllm_neuron.functional import dispatch
 from vllm_neuron.functional.operation import Support
 from vllm_neuron.model.interface import DecoderModel
 from vllm_neuron.nki import backend
+from vllm_neuron.nki.bounds import Bound, bound
+from vllm_neuron.nki.execute import watching
 from vllm_neuron.step import Phase
 from vllm_neuron.vllm.worker.buckets import Shape
 
@@ -43,7 +45,8 @@ class Row:
         kernel: the NKI kernel that takes it; None where none does.
         compiler: why it is left to the compiler; None where a kernel is meant to take it.
         answers: kernel -> what it says, in the order in which they are tried.
-        cost: measured on the stand-in, when asked for.
+        runs: kernels that it runs, each with the least work that it must do; None where that is not known.
+        cost: counted on the stand-in, when asked for.
     """
 
     shape: Shape
@@ -52,6 +55,7 @@ class Row:
     kernel: str | None
     compiler: str | None
     answers: dict[str, Support]
+    runs: tuple[tuple[str, Bound | None], ...] = ()
     cost: Any = None
 
     @property
@@ -76,6 +80,7 @@ class KernelReport:
         limits: of the server, by option.
         rows: every kind of call of every shape.
         notes: what was left out or assumed.
+        missing: kernels that are not installed -> why; these are no refusals.
         examples: fake arguments of each call, for measuring.
     """
 
@@ -87,6 +92,7 @@ class KernelReport:
     limits: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
     examples: dict[Call, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
     @property
@@ -110,6 +116,7 @@ class KernelReport:
             "limits": self.limits,
             "refusals": self.refusals,
             "notes": self.notes,
+            "missing": self.missing,
             "rows": [_row(row) for row in self.rows],
         }
 
@@ -152,7 +159,7 @@ def dry_run(model: DryModel) -> KernelReport:
         for shape in model.buckets.shapes():
             if shape.phase is Phase.PREFILL or shape.context == longest:
                 recorder.shape = shape
-                with NF.observe(recorder):
+                with NF.observe(recorder), watching(recorder.kernel):
                     model.run(shape)
         if len(times.layers) < times.total:
             report.notes.append(f"layers: {times.total}, of {len(times.layers)} kinds; one of each kind is run")
@@ -169,6 +176,15 @@ class _Recorder:
         self.rows: dict[tuple[Shape, Call], Row] = {}
         self.shape: Shape | None = None
         self.times: _Times | None = None
+        self.runs: list[tuple[str, Bound | None]] = []
+
+    def kernel(self, name: str, grid: int, arguments: Mapping[str, Any]) -> None:
+        """Note a kernel that the current operation runs."""
+        try:
+            self.runs.append((name, bound(name, arguments)))
+        except RuntimeError:
+            # The least work of a mixture follows from the choice of experts, which fake tensors have not.
+            self.runs.append((name, None))
 
     def __call__(self, operation: str, arguments: Mapping[str, Any], result: Any) -> None:
         assert self.shape is not None and self.times is not None
@@ -179,17 +195,21 @@ class _Recorder:
             self.report.rows.append(row)
             self.report.examples.setdefault(call, dict(arguments))
         row.count += self.times.now
+        self.runs.clear()
 
     def _row(self, call: Call, arguments: Mapping[str, Any]) -> Row:
         operation = NF.get(call.operation)
-        answers = {
-            kernel.name: kernel.installed() and kernel.supports(**arguments)
-            for kernel in operation.kernels
-            if kernel.target == dispatch.NKI
-        }
+        answers = {}
+        for kernel in operation.kernels:
+            if kernel.target == dispatch.NKI:
+                there = kernel.installed()
+                if there.ok:
+                    answers[kernel.name] = kernel.supports(**arguments)
+                else:
+                    self.report.missing[kernel.name] = f"{there.field} is {there.value}, it needs {there.limit}"
         assert self.shape is not None
         taken = next((name for name, answer in answers.items() if answer.ok), None)
-        return Row(self.shape, call, 0, taken, operation.compiler, answers)
+        return Row(self.shape, call, 0, taken, operation.compiler, answers, tuple(self.runs))
 
 
 def _text(value: Any) -> str:

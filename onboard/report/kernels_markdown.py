@@ -22,7 +22,7 @@ def render(report: KernelReport) -> str:
     if report.left:
         parts += ["", "## Left to the compiler", ""]
         parts += [f"- {operation}: {_cell(reason)}" for operation, reason in report.left.items()]
-    measured = [line for line in every if line.example.cost is not None]
+    measured = [row for row in report.rows if row.cost is not None]
     if measured:
         from onboard.report.kernels_cost import render as render_costs
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from onboard.checks.kernels import KernelReport, Row
 
@@ -25,7 +24,6 @@ class Line:
         choice: the kernel, ``compiler``, or ``torch`` where none takes it.
         why: of what is not a kernel, or of kernels that were passed over.
         refused: no kernel takes it, and that is not meant so.
-        example: the call of the largest size.
     """
 
     phase: str
@@ -35,7 +33,6 @@ class Line:
     choice: str
     why: str
     refused: bool
-    example: Row
 
 
 def lines(report: KernelReport) -> list[Line]:
@@ -65,7 +62,6 @@ def _line(key: tuple[str, str, str, str], rows: list[Row], all_sizes: list[int])
         choice,
         why,
         rows[0].refused,
-        max(largest, key=lambda row: row.count),
     )
 
 
@@ -90,7 +86,16 @@ def head(report: KernelReport) -> list[str]:
         f"logical cores of {report.lnc} NeuronCore{'s' if report.lnc > 1 else ''}; "
         f"on this machine kernels run on the {report.route}",
         *report.notes,
+        *_missing(report),
     ]
+
+
+def _missing(report: KernelReport) -> list[str]:
+    """One line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in report.missing.items():
+        reasons.setdefault(reason, []).append(name)
+    return [f"not tried: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
 def verdict(report: KernelReport) -> str:
@@ -99,9 +104,3 @@ def verdict(report: KernelReport) -> str:
     if not back:
         return "Every operation that is meant to have a kernel takes one, in every shape."
     return f"Plain torch in some shapes: {', '.join(back)}. VLLM_NEURON_KERNELS=require would refuse them."
-
-
-def cost_cells(line: Line) -> list[str]:
-    """The measured cost of a line's example, in the words of :data:`COST_TITLES`; empty where none was measured."""
-    cost: Any = line.example.cost
-    return ["", "", "", ""] if cost is None else cost.cells()

@@ -32,7 +32,7 @@ def show(report: KernelReport, console: Console) -> None:
         console.print(plain("left to the compiler", "bold"))
         for operation, reason in report.left.items():
             console.print(Padding(plain(f"{operation}: {reason}"), (0, 0, 0, 2)))
-    measured = [line for line in every if line.example.cost is not None]
+    measured = [row for row in report.rows if row.cost is not None]
     if measured:
         from onboard.report.kernels_cost import show as show_costs
 

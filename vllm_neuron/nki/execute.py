@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import linecache
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,21 @@ from vllm_neuron.nki.convert import NAMES, Array, to_numpy, to_torch
 
 if TYPE_CHECKING:
     from vllm_neuron.nki.wrap import WrappedKernel
+
+# Told of a call before it runs or is traced: the kernel's name, the grid, its arguments by name.
+Watcher = Callable[[str, int, Mapping[str, Any]], None]
+watchers: list[Watcher] = []
+
+
+@contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Tell ``watcher`` of every call of a wrapped kernel inside a ``with`` block, but for those in a compiled graph."""
+    watchers.append(watcher)
+    try:
+        yield
+    finally:
+        watchers.remove(watcher)
+
 
 # What the body of a kernel may raise.
 FAILURES = (

@@ -79,7 +79,11 @@ class WrappedKernel:
             if isinstance(value, Tensor) and value.device.type in backend.DEVICE_TYPES:
                 self.check(bound)
                 return self._on_device(grid, bound)
-        if torch.compiler.is_compiling() or _is_traced(bound):
+        compiling = torch.compiler.is_compiling()
+        if not compiling:
+            for watcher in execute.watchers:
+                watcher(self.name, grid, bound)
+        if compiling or _is_traced(bound):
             return operator.call(self, grid, bound)
         self.check(bound)
         return execute.run(self, grid, bound)
