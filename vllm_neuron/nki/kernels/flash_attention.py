@@ -58,6 +58,19 @@ class Job(nl.NKIObject):
     causal: bool
 
 
+@dataclass
+class State(nl.NKIObject):
+    """A bundle of query tiles and heads: q^T, and between sections the maximum, sum and weighted values of each row.
+
+    ``top`` and ``total`` are fp32 [128, tile, head], ``product`` [128, tile, head, E], or None with one section.
+    """
+
+    qt: Any
+    top: Any
+    total: Any
+    product: Any
+
+
 @nki.jit
 def flash_attention_kernel(
     q: Any,
@@ -191,10 +204,14 @@ def _kv_head(job: Any, b: int, kv: int, first_tile: int, step: int, first_g: int
 
 def _bundle(job: Any, b: int, kv: int, first_tile: int, step: int, count: int, g: int, heads: int, loaded: Any) -> None:
     """``count`` query tiles, ``step`` apart, of ``heads`` query heads from ``g`` on."""
-    qt = _queries(job, b, kv, first_tile, step, count, g, heads)
-    state_m = nl.ndarray((P, count, heads), dtype=nl.float32, buffer=nl.sbuf)
-    state_l = nl.ndarray((P, count, heads), dtype=nl.float32, buffer=nl.sbuf)
-    state_o = nl.ndarray((P, count, heads, job.value_size), dtype=nl.float32, buffer=nl.sbuf)
+    state = State(
+        qt=_queries(job, b, kv, first_tile, step, count, g, heads),
+        top=nl.ndarray((P, count, heads), dtype=nl.float32, buffer=nl.sbuf),
+        total=nl.ndarray((P, count, heads), dtype=nl.float32, buffer=nl.sbuf),
+        product=None,
+    )
+    if job.keys > SECTION:
+        state.product = nl.ndarray((P, count, heads, job.value_size), dtype=nl.float32, buffer=nl.sbuf)
     kt_v = loaded
     for start in range(0, job.keys, SECTION):
         size = min(SECTION, job.keys - start)
@@ -206,26 +223,31 @@ def _bundle(job: Any, b: int, kv: int, first_tile: int, step: int, count: int, g
             kt_v = _load(job, b, kv, start, size)
         for i in range(count):
             q0 = (first_tile + i * step) * P
-            rows = min(P, job.queries - q0)
-            seen = size
-            if job.causal:
-                seen = min(size, q0 + rows + job.keys - job.queries - start)
-            if seen > 0:
-                mask = nl.ndarray((P, size), dtype=nl.uint8, buffer=nl.sbuf)
-                nisa.dma_copy(dst=mask[:rows, :seen], src=job.mask[b, q0 : q0 + rows, start : start + seen])
-                if job.causal and q0 + job.keys - job.queries < start + seen - 1:
-                    _after(job, mask, q0, rows, start, seen)
-                for j in range(heads):
-                    head = kv * job.group + g + j
-                    bias = _bias(job, b, head, q0, rows, start, seen)
-                    _tile(
-                        job, qt[:, :, i, j, :], kt_v, mask, bias, head, rows, seen, start == 0,
-                        state_m[:, i, j : j + 1], state_l[:, i, j : j + 1], state_o[:, i, j, :],
-                    )  # fmt: skip
-    for i in range(count):
-        q0 = (first_tile + i * step) * P
-        rows = min(P, job.queries - q0)
-        _store(job, b, kv * job.group + g, heads, q0, rows, state_l[:rows, i, :], state_o[:rows, i, :, :])
+            _tiles(job, state, kt_v, b, kv * job.group + g, heads, i, q0, start, size)
+
+
+def _tiles(
+    job: Any, state: Any, kt_v: Any, b: int, head: int, heads: int, i: int, q0: int, start: int, size: int
+) -> None:
+    """All heads of query tile ``i`` over one section, and their results after the last that they see."""
+    rows = min(P, job.queries - q0)
+    end = job.keys
+    if job.causal:
+        end = q0 + rows + job.keys - job.queries
+    seen = min(size, end - start)
+    if seen > 0:
+        mask = nl.ndarray((P, size), dtype=nl.uint8, buffer=nl.sbuf)
+        nisa.dma_copy(dst=mask[:rows, :seen], src=job.mask[b, q0 : q0 + rows, start : start + seen])
+        if job.causal and q0 + job.keys - job.queries < start + seen - 1:
+            _after(job, mask, q0, rows, start, seen)
+        result = None
+        if start + seen == end:
+            result = nl.ndarray((P, heads, job.value_size), dtype=job.out.dtype, buffer=nl.sbuf)
+        for j in range(heads):
+            bias = _bias(job, b, head + j, q0, rows, start, seen)
+            _tile(job, state, kt_v, mask, bias, head + j, i, j, rows, seen, start == 0, result)
+        if result != None:
+            nisa.dma_copy(dst=job.out[b, q0 : q0 + rows, head : head + heads, :], src=result[:rows, :, :])
 
 
 def _after(job: Any, mask: Any, q0: int, rows: int, start: int, seen: int) -> None:
@@ -394,45 +416,57 @@ def _columns(job: Any, tile: Any, rows: int, seen: int, start: int, size: int) -
 
 
 def _tile(
-    job: Any, qt: Any, kt_v: Any, mask: Any, bias: Any, head: int, rows: int, seen: int, first: bool,
-    state_m: Any, state_l: Any, state_o: Any,
-) -> None:  # fmt: skip
-    """One query tile and head over ``seen`` keys of a section: updates maximum, sum and weighted values."""
+    job: Any,
+    state: Any,
+    kt_v: Any,
+    mask: Any,
+    bias: Any,
+    head: int,
+    i: int,
+    j: int,
+    rows: int,
+    seen: int,
+    first: bool,
+    result: Any,
+) -> None:
+    """One query tile and head over ``seen`` keys of a section; small steps go to the engines that have time."""
     scores = nl.ndarray((P, seen), dtype=nl.float32, buffer=nl.sbuf)
     factor = job.factor if job.bias == None else 1.0
-    top = _scores(job, qt, kt_v[0], mask, bias, rows, seen, scores)
+    before, sums = state.top[:rows, i, j : j + 1], state.total[:rows, i, j : j + 1]
+    top, total, other = before, sums, None
     if not first:
-        nisa.tensor_tensor(dst=top[:rows, :], data1=top[:rows, :], data2=state_m[:rows, :], op=nl.maximum)
+        top = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        other = before
     elif job.sinks != None:
-        sink = job.sinks[:rows, head : head + 1]
-        nisa.tensor_tensor(dst=top[:rows, :], data1=top[:rows, :], data2=sink, op=nl.maximum)
-    shift = nl.ndarray((P, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=shift[:rows, :], data=top[:rows, :], op0=nl.multiply, operand0=-factor)
-    weights = nl.ndarray((P, seen), dtype=job.q.dtype, buffer=nl.sbuf)
-    total = nl.ndarray((P, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation_reduce(
-        dst=weights[:rows, :], op=nl.exp, data=scores[:rows, :], reduce_op=nl.add, reduce_res=total[:rows, :],
-        bias=shift[:rows, :], scale=factor,
-    )  # fmt: skip
-    product = _weighted(job, weights, kt_v[1], rows, seen)
-    other = None
-    if not first:
-        other = state_m
-    elif job.sinks != None:
-        other = job.sinks[:, head : head + 1]
-    decay = nl.ndarray((P, 1), dtype=nl.float32, buffer=nl.sbuf)
+        other = job.sinks[:rows, head : head + 1]
+    _scores(job, state.qt[:, :, i, j, :], kt_v[0], mask, bias, rows, seen, scores, top)
     if other != None:
-        nisa.activation(dst=decay[:rows, :], op=nl.exp, data=other[:rows, :], bias=shift[:rows, :], scale=factor)
-    if first:
-        nisa.tensor_copy(dst=state_o[:rows, :], src=product[:rows, :])
-        if other != None:
-            nisa.tensor_tensor(dst=state_l[:rows, :], data1=total[:rows, :], data2=decay[:rows, :], op=nl.add)
+        nisa.tensor_tensor(dst=top, data1=top, data2=other, op=nl.maximum)
+    shift = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=shift, data=top, op0=nl.multiply, operand0=-factor, engine=nisa.engine.gpsimd)
+    weights = nl.ndarray((P, seen), dtype=job.q.dtype, buffer=nl.sbuf)
+    nisa.activation_reduce(
+        dst=weights[:rows, :], op=nl.exp, data=scores[:rows, :], reduce_op=nl.add, reduce_res=total,
+        bias=shift, scale=factor,
+    )  # fmt: skip
+    product = _weighted(job, weights, kt_v[1], rows, seen)[:rows, :]
+    if other != None:
+        decay = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=decay, op=nl.exp, data=other, bias=shift, scale=factor)
+        if first:
+            nisa.tensor_tensor(dst=total, data1=total, data2=decay, op=nl.add, engine=nisa.engine.gpsimd)
         else:
-            nisa.tensor_copy(dst=state_l[:rows, :], src=total[:rows, :])
-    else:
-        _add_scaled(state_o[:rows, :], decay[:rows, :], product[:rows, :])
-        _add_scaled(state_l[:rows, :], decay[:rows, :], total[:rows, :])
-    nisa.tensor_copy(dst=state_m[:rows, :], src=top[:rows, :])
+            _add_scaled(state.product[:rows, i, j, :], decay, product)
+            _add_scaled(sums, decay, total)
+            nisa.tensor_copy(dst=before, src=top, engine=nisa.engine.gpsimd)
+            product = state.product[:rows, i, j, :]
+    if result != None:
+        inverse = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.reciprocal(dst=inverse, data=sums)
+        nisa.activation(dst=result[:rows, j, :], op=nl.copy, data=product, scale=inverse)
+    elif first:
+        nisa.tensor_copy(dst=state.product[:rows, i, j, :], src=product, engine=nisa.engine.scalar)
 
 
 def _add_scaled(x: Any, factor: Any, y: Any) -> None:
@@ -440,15 +474,15 @@ def _add_scaled(x: Any, factor: Any, y: Any) -> None:
     nisa.scalar_tensor_tensor(dst=x, data=x, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=y)
 
 
-def _scores(job: Any, qt: Any, kt: Any, mask: Any, bias: Any, rows: int, seen: int, scores: Any) -> Any:
-    """Masked scores into ``scores`` [query, key]; returns their maximum a row, [128, 1]."""
+def _scores(job: Any, qt: Any, kt: Any, mask: Any, bias: Any, rows: int, seen: int, scores: Any, top: Any) -> None:
+    """Masked scores into ``scores`` [query, key], and their maximum a row into ``top`` [query, 1]."""
     chunks = (job.size + P - 1) // P
     columns = kt.reshape((P, chunks, kt.shape[2] * P))
     ordered = seen
     if job.slots != None:
         ordered = seen // P * P
     banks = (ordered + BANK - 1) // BANK + (1 if ordered < seen else 0)
-    tops = nl.ndarray((P, banks), dtype=nl.float32, buffer=nl.sbuf)
+    tops = nl.ndarray((rows, banks), dtype=nl.float32, buffer=nl.sbuf)
     start = 0
     for bank in range(banks):
         size = min(BANK, (ordered if start < ordered else seen) - start)
@@ -473,17 +507,14 @@ def _scores(job: Any, qt: Any, kt: Any, mask: Any, bias: Any, rows: int, seen: i
             )
             source = part
         visible = _columns(job, mask, rows, seen, start, size)
+        own = top if banks == 1 else tops[:, bank : bank + 1]
         nisa.select_reduce(
             dst=part.reshape(visible.shape), predicate=visible, on_true=source.reshape(visible.shape),
-            on_false=MASKED, reduce_res=tops[:rows, bank : bank + 1], reduce_cmd=nisa.reduce_cmd.reset_reduce,
-            reduce_op=nl.maximum,
+            on_false=MASKED, reduce_res=own, reduce_cmd=nisa.reduce_cmd.reset_reduce, reduce_op=nl.maximum,
         )  # fmt: skip
         start += size
-    if banks == 1:
-        return tops
-    top = nl.ndarray((P, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=top[:rows, :], op=nl.maximum, data=tops[:rows, :], axis=1)
-    return top
+    if banks > 1:
+        nisa.tensor_reduce(dst=top, op=nl.maximum, data=tops, axis=1)
 
 
 def _weighted(job: Any, weights: Any, v: Any, rows: int, seen: int) -> Any:
@@ -506,13 +537,3 @@ def _weighted(job: Any, weights: Any, v: Any, rows: int, seen: int) -> Any:
         width = min(P, seen - i * P)
         nisa.nc_matmul(dst=product[:rows, :], stationary=wt[:width, i, :rows], moving=v[:width, i, :], accumulate=i > 0)
     return product
-
-
-def _store(job: Any, b: int, head: int, heads: int, q0: int, rows: int, total: Any, product: Any) -> None:
-    """Divide by the sums and write one query tile of ``heads`` heads."""
-    inverse = nl.ndarray((P, heads), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.reciprocal(dst=inverse[:rows, :], data=total)
-    result = nl.ndarray((P, heads, job.value_size), dtype=job.out.dtype, buffer=nl.sbuf)
-    factor = inverse[:rows, :].expand_dim(2).broadcast(2, job.value_size)
-    nisa.tensor_tensor(dst=result[:rows, :, :], data1=product, data2=factor, op=nl.multiply)
-    nisa.dma_copy(dst=job.out[b, q0 : q0 + rows, head : head + heads, :], src=result[:rows, :, :])
