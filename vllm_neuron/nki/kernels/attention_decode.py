@@ -237,7 +237,9 @@ def _keys(job: Any, rows: Any, kv: int, tile: int, count: int, used: int) -> Any
                     data=rows[:used, tile + at + i, column : column + width],
                     engine=nisa.engine.tensor,
                 )
-            nisa.tensor_copy(dst=kt[:width, c, at : at + n, :used], src=psum[:width, :n, :used])
+            nisa.tensor_copy(
+                dst=kt[:width, c, at : at + n, :used], src=psum[:width, :n, :used], engine=nisa.engine.scalar
+            )
     return kt
 
 

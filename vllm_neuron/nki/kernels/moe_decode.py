@@ -23,7 +23,7 @@ from typing import Any
 
 from vllm_neuron.nki.api import nisa, nki, nl
 from vllm_neuron.nki.kernels.mlp import combine
-from vllm_neuron.nki.kernels.tiles import P, blocks, load_transposed, program, share, transpose_into
+from vllm_neuron.nki.kernels.tiles import BANK_BYTES, P, blocks, item, load_transposed, program, share
 
 
 @dataclass
@@ -175,13 +175,34 @@ def _bias(job: Any, biases: Any, slot: int, row: int, count: int) -> Any:
 
 
 def _multiply(psum: Any, weights: Any, moving: Any, started: bool) -> None:
-    """Add ``weights [rows, width]`` times ``moving [width, T]`` (in blocks of 128) to ``psum`` [rows, T]."""
+    """Add ``weights [rows, width]`` times ``moving [width, T]`` (in blocks of 128) to ``psum`` [rows, T].
+
+    A PSUM bank of transposed blocks at a time; banks leave by the vector and the scalar engine in turn, since one alone
+    would take longer than the DMA of the weights.
+    """
     rows, width = weights.shape
-    turned = nl.ndarray((P, blocks(width), rows), dtype=weights.dtype, buffer=nl.sbuf)
-    transpose_into(turned, weights, width)
-    for c in range(blocks(width)):
-        n = min(P, width - c * P)
-        nisa.nc_matmul(dst=psum, stationary=turned[:n, c, :], moving=moving[:n, c, :], accumulate=started or c > 0)
+    per = max(1, BANK_BYTES // (rows * item(weights.dtype)))
+    for first in range(0, blocks(width), per):
+        count = min(per, blocks(width) - first)
+        bank = nl.ndarray((P, count, rows), dtype=weights.dtype, buffer=nl.psum)
+        turned = nl.ndarray((P, count, rows), dtype=weights.dtype, buffer=nl.sbuf)
+        full = min(count, width // P - first)
+        for i in range(count):
+            at = (first + i) * P
+            n = min(P, width - at)
+            nisa.nc_transpose(dst=bank[:n, i, :], data=weights[:, at : at + n], engine=nisa.engine.tensor)
+        engine = nisa.engine.scalar if first // per % 2 == 0 else nisa.engine.vector
+        if full > 0:
+            nisa.tensor_copy(dst=turned[:, :full, :], src=bank[:, :full, :], engine=engine)
+        if full < count:
+            n = width % P
+            nisa.tensor_copy(dst=turned[:n, full, :], src=bank[:n, full, :], engine=engine)
+        for i in range(count):
+            n = min(P, width - (first + i) * P)
+            nisa.nc_matmul(
+                dst=psum, stationary=turned[:n, i, :], moving=moving[:n, first + i, :],
+                accumulate=started or first + i > 0,
+            )  # fmt: skip
 
 
 def _part(job: Any, slot: int, kept: Any, row: int, count: int, tokens: int) -> Any:
