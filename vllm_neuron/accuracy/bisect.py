@@ -23,7 +23,7 @@ from vllm_neuron.accuracy.record import encode
 from vllm_neuron.accuracy.results import LevelResult, Outcome, Place, outcome_of
 from vllm_neuron.accuracy.rig import Rig
 from vllm_neuron.accuracy.target import Target
-from vllm_neuron.accuracy.ways import WAYS, Way
+from vllm_neuron.accuracy.ways import DECODE, PREFILL, WAYS, Way
 from vllm_neuron.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -86,6 +86,7 @@ def bisect(
     *,
     dtypes: Sequence[str] = tuple(DTYPES),
     ways: Sequence[Way] = WAYS,
+    block_ways: Sequence[Way] = (PREFILL, DECODE),
     progress: Callable[[str], None] = lambda what: None,
 ) -> Bisection:
     """Find the first guilty module.
@@ -95,7 +96,7 @@ def bisect(
         reference: gives the Hugging Face model in a dtype.
         prompts: token ids; one past every window and past position 256 shows the most.
         dtypes: ``float32``, ``bfloat16`` or both; the first that shows a fault ends the search.
-        ways: what is run in float32.
+        ways: how whole runs go, in float32. block_ways: how single blocks run, in each dtype.
         progress: told what is being done.
 
     Raises:
@@ -111,20 +112,24 @@ def bisect(
     levels: list[LevelResult] = []
     place: Place | None = None
     if "float32" in dtypes:
-        place = _exact(Rig(target, gold, prompts), ways, run, levels, progress)
-    if place is None and "bfloat16" in dtypes and not any(outcome_of(w.verdict) == "fail" for w in run):
+        rig = Rig(target, gold, prompts)
+        place = _runs(rig, ways, run, progress)
+        if place is None:
+            progress("modules in float32")
+            levels.append(check_modules(rig, block_ways))
+            place = levels[-1].place
+    if place is None and "bfloat16" in dtypes:
         progress("modules in bfloat16")
         rig = Rig(target, gold, prompts, baseline=reference(torch.bfloat16), dtype=torch.bfloat16)
-        levels.append(check_modules(rig))
+        levels.append(check_modules(rig, block_ways))
         place = levels[-1].place
     verdict = _verdict(place, run, levels)
     tokens = sum(len(ids) for ids in prompts)
     return Bisection(verdict, place, tuple(run), tuple(levels), tokens, time.perf_counter() - begin)
 
 
-def _exact(
-    rig: Rig, ways: Sequence[Way], run: list[WayResult], levels: list[LevelResult], progress: Callable[[str], None]
-) -> Place | None:
+def _runs(rig: Rig, ways: Sequence[Way], run: list[WayResult], progress: Callable[[str], None]) -> Place | None:
+    """Whole runs; the place where the first one that leaves the reference does so by itself."""
     for way in ways:
         progress(f"{way.name} in float32")
         begin = time.perf_counter()
@@ -136,9 +141,7 @@ def _exact(
         run.append(WayResult(way.name, f"fail: {_words(found)}", found.layer, found.name, seconds))
         progress(f"{way.name}: the guilty block")
         return locate(rig, way) or _propagated(rig, way, found)
-    progress("modules in float32")
-    levels.append(check_modules(rig))
-    return levels[-1].place
+    return None
 
 
 def _words(found: Divergence) -> str:

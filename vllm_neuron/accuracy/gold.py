@@ -168,11 +168,20 @@ class Gold:
             found.append(Inside(rows(output), seen, attention[0] if len(attention) == 1 else None))
         return found
 
-    def moved(self, pair: Pair, hidden_RH: Tensor, size: float = ROUNDING) -> Tensor:
-        """[R]: relative change of the module's output when rounding errors are laid on its input."""
-        noise = torch.randn(hidden_RH.shape, generator=torch.Generator().manual_seed(0))
-        plain, shaken = self.at(pair, hidden_RH), self.at(pair, hidden_RH * (1 + size * noise))
-        return (shaken - plain).norm(dim=-1) / plain.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+    def moved(self, pair: Pair, hidden_RH: Tensor, size: float = ROUNDING, draws: int = 1) -> Tensor:
+        """[R]: relative change of the module's output when rounding errors are laid on its input; the largest of some.
+
+        Args:
+            pair, hidden_RH: which module, for which input.
+            size: relative size of the errors.
+            draws: how often they are drawn; more find more ties.
+        """
+        generator = torch.Generator().manual_seed(0)
+        plain, found = self.at(pair, hidden_RH), torch.zeros(len(hidden_RH))
+        for _ in range(draws):
+            shaken = self.at(pair, hidden_RH * (1 + size * torch.randn(hidden_RH.shape, generator=generator)))
+            found = torch.maximum(found, row_errors(shaken, plain))
+        return found
 
     @cached_property
     def growth(self) -> dict[str, Tensor]:

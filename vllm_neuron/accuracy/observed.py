@@ -63,7 +63,7 @@ class Observed:
         real = rows >= 0
         if name not in self.outputs:
             self.order.append(name)
-            self.outputs[name] = torch.full((len(self.logits), *output.shape[1:]), torch.nan)
+            self.outputs[name] = torch.full((len(self.logits), *output.shape[1:]), torch.nan, dtype=torch.float32)
         self.outputs[name][rows[real]] = output.detach()[real].float()
 
 
@@ -104,7 +104,7 @@ class Runner:
             What was seen.
         """
         total = sum(len(ids) for ids in self.prompts)
-        seen = Observed(torch.full((total, self.model.vocab_size), torch.nan))
+        seen = Observed(torch.full((total, self.model.vocab_size), torch.nan, dtype=torch.float32))
         with ExitStack() as stack:
             for name in self.names:
                 stack.enter_context(self._hooked(name, seen, (fed or {}).get(name)))

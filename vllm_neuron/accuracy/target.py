@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,15 +28,19 @@ class Target(Protocol):
         ...
 
 
+_setting = threading.Lock()
+
+
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """torch's default dtype inside a ``with`` block."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    """torch's default dtype inside a ``with`` block; one thread at a time, since the process has one."""
+    with _setting:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class PackageTarget:
         """See :class:`Target`."""
         with default_dtype(dtype):
             model = self.factory.from_configs(self.hf_config, self.neuron_config)
-            model.load_weights(self.folder, dtype, progress=False)
+        model.load_weights(self.folder, dtype, progress=False)
         if self.prepare is not None:
             self.prepare(model)
         return model

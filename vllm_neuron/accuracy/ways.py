@@ -17,7 +17,7 @@ from vllm_neuron.accuracy.paged import Paged, Span
 from vllm_neuron.step import Phase, Step
 
 Prompts = Sequence[Sequence[int]]
-DECODED, PAD = 12, 5
+DECODED, PAD = 8, 5
 
 
 @dataclass(frozen=True)

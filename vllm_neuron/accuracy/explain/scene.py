@@ -95,7 +95,7 @@ class Scene:
         for event in events:
             value = pick(event).detach().float()
             if found is None:
-                found = torch.full((self.total, *value.shape[1:]), torch.nan)
+                found = torch.full((self.total, *value.shape[1:]), torch.nan, dtype=torch.float32)
             real = event.rows >= 0
             found[event.rows[real]] = value[real]
         assert found is not None
