@@ -1,7 +1,7 @@
 """What a kernel call costs beside what it must cost: counts of the stand-in on the roofline of a chip.
 
 The figures of a core are those of the AWS Neuron documentation: the architecture pages of Trainium2 and Trainium3
-(cores, HBM bandwidth of a chip, TFLOPS of a core) and the NKI architecture guides (clocks of the engines, SBUF, PSUM). A
+(cores, HBM bandwidth of a chip, TFLOPS of a core) and the NKI architecture guides (engine clocks, SBUF, PSUM). A
 core gets an eighth of its chip's HBM bandwidth. Where two pages differ (HBM of trn2: 2.9 and 3 TB/s; of trn3: 4.7 and
 4.9), the smaller figure stands here.
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
 
 from vllm_neuron.nki.standin.core import current, fail
 from vllm_neuron.nki.standin.dtypes import DTYPES, as_dtype
-from vllm_neuron.nki.standin.memory import PARTITIONS, PSUM_BANK_BYTES, PSUM_BANKS, SBUF_BYTES, Space, Storage
+from vllm_neuron.nki.standin.memory import (
+    PARTITIONS,
+    PSUM_BANK_BYTES,
+    PSUM_BANKS,
+    SBUF_BYTES,
+    MemoryRegion,
+    Space,
+    Storage,
+)
 from vllm_neuron.nki.standin.objects import NKIObject as NKIObject
 from vllm_neuron.nki.standin.ops import OPS
 from vllm_neuron.nki.standin.pattern import Register
@@ -93,15 +100,6 @@ ceil = OPS["ceil"]
 NkiTensor = Tensor
 
 
-class MemoryRegion(Enum):
-    """Where a tensor lives."""
-
-    sbuf = "sbuf"
-    psum = "psum"
-    private_hbm = "private_hbm"
-    shared_hbm = "shared_hbm"
-
-
 sbuf = MemoryRegion.sbuf
 psum = MemoryRegion.psum
 private_hbm = MemoryRegion.private_hbm
@@ -157,10 +155,12 @@ def ndarray(
     sizes = tuple([int(n) for n in shape])
     if not sizes or min(sizes) < 1:
         fail("ndarray.shape", shape, "sizes of at least 1")
+    if type(buffer) is str and buffer in MemoryRegion.__members__:
+        buffer = MemoryRegion(buffer)
     if buffer is MemoryRegion.shared_hbm:
         return Tensor.of(core.launch.shared(core, sizes, kind, name))
     if buffer is MemoryRegion.private_hbm:
-        storage = Storage(sizes, kind, "hbm", name or "hbm_tensor")
+        storage = Storage(sizes, kind, buffer, name or "hbm_tensor")
         core.counts.hbm_bytes += storage.numel * kind.itemsize
         return Tensor.of(storage)
     if buffer is not MemoryRegion.sbuf and buffer is not MemoryRegion.psum:
@@ -170,7 +170,7 @@ def ndarray(
     if len(sizes) < 2:
         fail("ndarray.shape", sizes, "[partition, free...], at least two dimensions on chip")
     in_psum = buffer is MemoryRegion.psum
-    storage = Storage(sizes, kind, buffer.value, name or f"{buffer.value}_tensor")
+    storage = Storage(sizes, kind, buffer, name or f"{buffer}_tensor")
     _reserve(core.psum if in_psum else core.sbuf, storage, address)
     return Tensor.of(storage)
 
@@ -187,7 +187,7 @@ def _reserve(space: Space, storage: Storage, address: Any) -> None:
         what = f"{size} bytes a partition for {storage.shape} {storage.dtype}, {space.used()} in use"
         if start is not None:
             what += f", at byte {start}"
-        limit = f"{space.capacity} bytes a partition of {storage.buffer}"
+        limit = f"{space.capacity} bytes a partition of {storage.place}"
         fail("ndarray.shape", what, limit + (" in 8 banks of 2048" if space.banks is not None else ""))
     storage.first = int(address[0]) if address is not None else 0
     if storage.first + storage.shape[0] > PARTITIONS:
@@ -211,7 +211,7 @@ def full(shape: Sequence[int], fill_value: Any, dtype: Any, buffer: Any = Memory
     from vllm_neuron.nki.standin.isa.vector import memset
 
     t = ndarray(shape, dtype, buffer, name)
-    if t.buffer == "hbm":
+    if t.place == "hbm":
         fail("full.buffer", buffer, "nl.sbuf or nl.psum", "Write HBM with nisa.dma_copy.")
     memset(t, fill_value)
     return t
@@ -296,7 +296,13 @@ def shared_constant(values: Any, dtype: Any = None, name: str = "") -> Tensor:
         fail("shared_constant.dtype", dtype or array.dtype, "an element type of nki.language")
     array = np.ascontiguousarray(array.astype(kind.numpy))
     return Tensor.of(
-        Storage(array.shape or (1,), kind, "hbm", name or "shared_constant", array.reshape(array.shape or 1))
+        Storage(
+            array.shape or (1,),
+            kind,
+            MemoryRegion.private_hbm,
+            name or "shared_constant",
+            array.reshape(array.shape or 1),
+        )
     )
 
 

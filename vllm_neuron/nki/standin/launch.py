@@ -15,7 +15,7 @@ from vllm_neuron.errors import KernelError, NeuronError
 from vllm_neuron.nki.standin import counts
 from vllm_neuron.nki.standin.core import STANDIN, Core, line_of, local
 from vllm_neuron.nki.standin.dtypes import as_dtype
-from vllm_neuron.nki.standin.memory import Storage
+from vllm_neuron.nki.standin.memory import MemoryRegion, Storage
 from vllm_neuron.nki.standin.objects import NKIObject
 from vllm_neuron.nki.standin.rendezvous import Aborted, Launch
 from vllm_neuron.nki.standin.tensor import Tensor
@@ -240,7 +240,7 @@ def _input(array: np.ndarray, argument: int | str, kernel: Kernel) -> Tensor:
     if not array.flags.c_contiguous:
         _refuse(kernel, argument, f"strides {array.strides}", "a contiguous array")
     shaped = array if array.ndim else array.reshape(1)
-    return Tensor.of(Storage(shaped.shape, dtype, "hbm", _argument_name(kernel, argument), shaped))
+    return Tensor.of(Storage(shaped.shape, dtype, MemoryRegion.shared_hbm, _argument_name(kernel, argument), shaped))
 
 
 def _result(value: Any, kernel: Kernel, core: Core) -> Any:
@@ -248,7 +248,7 @@ def _result(value: Any, kernel: Kernel, core: Core) -> Any:
     if value is None:
         _refuse(kernel, "return", None, "the tensors that the kernel allocated in nl.shared_hbm, or its mutated inputs")
     if isinstance(value, Tensor):
-        if value.buffer != "hbm":
+        if value.place != "hbm":
             _refuse(kernel, "return", repr(value), "a tensor in hbm")
         state = value.written()
         if state is not True:

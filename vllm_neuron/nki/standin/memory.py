@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,19 @@ SBUF_BYTES = 192 * 1024
 PSUM_BANKS = 8
 PSUM_BANK_BYTES = 2 * 1024
 PSUM_BYTES = PSUM_BANKS * PSUM_BANK_BYTES
+
+
+class MemoryRegion(StrEnum):
+    """Where a tensor lives."""
+
+    sbuf = "sbuf"
+    psum = "psum"
+    private_hbm = "private_hbm"
+    shared_hbm = "shared_hbm"
+
+
+_PLACES = {MemoryRegion.sbuf: "sbuf", MemoryRegion.psum: "psum"}
+_PLACES |= {MemoryRegion.private_hbm: "hbm", MemoryRegion.shared_hbm: "hbm"}
 
 
 class Space:
@@ -106,7 +120,8 @@ class Storage:
         numel: elements.
         dtype: element type at allocation.
         name: for messages.
-        buffer: ``hbm``, ``sbuf`` or ``psum``.
+        region: where it lives.
+        place: ``hbm``, ``sbuf`` or ``psum``.
         first: partition of the first row, from a manual address.
         row: bytes of one partition (on chip), or of everything (HBM).
         written: True when every element was written, False when none was, else one flag an element.
@@ -116,13 +131,14 @@ class Storage:
 
     __slots__ = (
         "array",
-        "buffer",
         "claim",
         "dtype",
         "first",
         "name",
         "numel",
+        "place",
         "raw",
+        "region",
         "row",
         "serial",
         "shape",
@@ -131,18 +147,21 @@ class Storage:
         "written",
     )
 
-    def __init__(self, shape: tuple[int, ...], dtype: DType, buffer: str, name: str, array: Any = None) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str, array: Any = None
+    ) -> None:
         self.space: Space | None = None
         self.claim: Any = None
         self.shape = shape
         self.dtype = dtype
-        self.buffer = buffer
+        self.region = region
+        self.place = _PLACES[region]
         self.name = name
         self.numel = math.prod(shape)
         self.written: bool | NDArray[np.bool_] = array is not None
         self.array: NDArray[Any] = np.full(shape, dtype.fill, dtype.numpy) if array is None else array
         self.raw = self.array.reshape(-1).view(np.uint8)
-        self.row = self.numel * dtype.itemsize // (shape[0] if buffer != "hbm" and shape[0] else 1)
+        self.row = self.numel * dtype.itemsize // (shape[0] if self.place != "hbm" and shape[0] else 1)
         self.shared = False
         self.first = 0
         self.serial = next(_serials)

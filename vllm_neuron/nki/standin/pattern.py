@@ -136,7 +136,7 @@ def access(
     pairs = [(int(stride), int(count)) for stride, count in pattern]
     if not pairs or any(count < 1 for _, count in pairs):
         fail(f"{base.name}.ap pattern", pattern, "pairs [stride, count] with counts of at least 1")
-    if base.buffer != "hbm" and pairs[0][1] > PARTITIONS:
+    if base.place != "hbm" and pairs[0][1] > PARTITIONS:
         fail(f"{base.name}.ap pattern", pairs[0][1], f"at most {PARTITIONS} partitions")
     shape = tuple([count for _, count in pairs])
     steps = tuple([stride * size for stride, _ in pairs])
@@ -144,7 +144,7 @@ def access(
     if scalar_offset is not None or vector_offset is not None:
         dim = indirect_dim % len(base.shape)
         if vector_offset is not None:
-            if vector_offset.dtype.kind != "int" or vector_offset.buffer != "sbuf":
+            if vector_offset.dtype.kind != "int" or vector_offset.place != "sbuf":
                 fail(f"{base.name}.ap vector_offset", repr(vector_offset), "integers in sbuf")
             if vector_offset.size < shape[0]:
                 fail(f"{base.name}.ap vector_offset", vector_offset.shape, f"{shape[0]} indices, one for each row")

@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm_neuron.nki.standin.core import Core, fail
 from vllm_neuron.nki.standin.dtypes import DType
-from vllm_neuron.nki.standin.memory import Storage
+from vllm_neuron.nki.standin.memory import MemoryRegion, Storage
 
 
 class Aborted(RuntimeError):
@@ -83,7 +83,7 @@ class Launch:
             self._names.add((core.program, name))
             found = self._shared.get(key)
             if found is None:
-                found = Storage(shape, dtype, "hbm", name or "shared_hbm_tensor")
+                found = Storage(shape, dtype, MemoryRegion.shared_hbm, name or "shared_hbm_tensor")
                 found.flags()
                 self._shared[key] = found
                 core.counts.hbm_bytes += found.numel * dtype.itemsize

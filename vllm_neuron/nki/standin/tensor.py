@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vllm_neuron.nki.standin.core import fail
 from vllm_neuron.nki.standin.dtypes import DType
-from vllm_neuron.nki.standin.memory import Storage
+from vllm_neuron.nki.standin.memory import MemoryRegion, Storage
 from vllm_neuron.nki.standin.views import Shape, Views, contiguous
 
 
@@ -27,11 +27,11 @@ class Tensor(Views):
         steps: bytes from one element to the next, a dimension.
         start: bytes from the beginning of the storage to the first element.
         dtype: element type (differs from the storage's after ``view``).
-        buffer: ``hbm``, ``sbuf`` or ``psum``.
+        place: ``hbm``, ``sbuf`` or ``psum``.
         whole: whether the view covers each element of the storage exactly once.
     """
 
-    __slots__ = ("_array", "buffer", "dtype", "shape", "start", "steps", "storage", "whole")
+    __slots__ = ("_array", "dtype", "place", "shape", "start", "steps", "storage", "whole")
 
     def __init__(
         self, storage: Storage, shape: Shape, steps: Shape, start: int, dtype: DType, whole: bool = False
@@ -41,7 +41,7 @@ class Tensor(Views):
         self.steps = steps
         self.start = start
         self.dtype = dtype
-        self.buffer = storage.buffer
+        self.place = storage.place
         self.whole = whole
         self._array: NDArray[Any] | None = None
 
@@ -54,6 +54,11 @@ class Tensor(Views):
     def name(self) -> str:
         """Name given at allocation."""
         return self.storage.name
+
+    @property
+    def buffer(self) -> MemoryRegion:
+        """Memory region, as ``nl.sbuf`` or ``nl.shared_hbm``."""
+        return self.storage.region
 
     @property
     def ndim(self) -> int:
@@ -88,7 +93,7 @@ class Tensor(Views):
         return self.shape[0]
 
     def __repr__(self) -> str:
-        return f"{self.name}{list(self.shape)} {self.dtype} in {self.buffer}"
+        return f"{self.name}{list(self.shape)} {self.dtype} in {self.place}"
 
     def __bool__(self) -> bool:
         fail(

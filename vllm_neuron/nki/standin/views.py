@@ -34,7 +34,7 @@ class Views:
     steps: Shape
     start: int
     dtype: DType
-    buffer: str
+    place: str
     whole: bool
     name: Any
     size: Any
@@ -54,7 +54,7 @@ class Views:
         shape: list[int] = []
         steps: list[int] = []
         at = self.start
-        on_chip = self.buffer != "hbm"
+        on_chip = self.place != "hbm"
         for axis, item in enumerate(items):
             limit = self.shape[axis]
             step = self.steps[axis]
@@ -115,7 +115,7 @@ class Views:
         new = tuple(int(n) for n in shape)
         if math.prod(new) != self.size:
             fail(f"{self.name}.reshape", new, f"{self.size} elements, as in shape {self.shape}")
-        if self.buffer != "hbm" and new[0] != self.shape[0]:
+        if self.place != "hbm" and new[0] != self.shape[0]:
             fail(f"{self.name}.reshape", new, f"the partition dimension {self.shape[0]} unchanged")
         steps = _reshaped(self.shape, self.steps, new)
         if steps is None:
@@ -141,7 +141,7 @@ class Views:
         order = tuple(int(d) for d in dims)
         if sorted(order) != list(range(len(self.shape))):
             fail(f"{self.name}.permute", order, f"each of 0 to {len(self.shape) - 1} once")
-        if self.buffer != "hbm" and order[0] != 0:
+        if self.place != "hbm" and order[0] != 0:
             fail(f"{self.name}.permute", order, "the partition dimension first", "Transpose with nisa.nc_transpose.")
         return self._view(tuple(self.shape[d] for d in order), tuple(self.steps[d] for d in order))
 
@@ -174,7 +174,7 @@ class Views:
     def expand_dim(self, dim: int) -> Tensor:
         """A new dimension of size 1 before ``dim``."""
         at = dim % (len(self.shape) + 1)
-        if at == 0 and self.buffer != "hbm":
+        if at == 0 and self.place != "hbm":
             fail(f"{self.name}.expand_dim", dim, "a free dimension: the partition dimension stays first on chip")
         step = self.steps[at] * self.shape[at] if at < len(self.shape) else self.dtype.itemsize
         return self._view((*self.shape[:at], 1, *self.shape[at:]), (*self.steps[:at], step, *self.steps[at:]))
@@ -182,7 +182,7 @@ class Views:
     def squeeze_dim(self, dim: int) -> Tensor:
         """Without a dimension of size 1."""
         at = dim % len(self.shape)
-        if self.shape[at] != 1 or (at == 0 and self.buffer != "hbm"):
+        if self.shape[at] != 1 or (at == 0 and self.place != "hbm"):
             fail(f"{self.name}.squeeze_dim", dim, f"a free dimension of size 1 in {self.shape}")
         return self._view(self.shape[:at] + self.shape[at + 1 :], self.steps[:at] + self.steps[at + 1 :])
 
@@ -191,7 +191,7 @@ class Views:
         at = dim % len(self.shape)
         if self.shape[at] != 1:
             fail(f"{self.name}.broadcast", dim, f"a dimension of size 1 in {self.shape}")
-        if at == 0 and self.buffer != "hbm":
+        if at == 0 and self.place != "hbm":
             fail(f"{self.name}.broadcast", dim, "a free dimension", "No engine reads one partition for many.")
         shape = (*self.shape[:at], int(size), *self.shape[at + 1 :])
         return self._view(shape, (*self.steps[:at], 0, *self.steps[at + 1 :]), False)
@@ -205,7 +205,7 @@ class Views:
         at = dim % len(self.shape)
         if not isinstance(index, Views):
             return self[(slice(None),) * at + (index,)]
-        if at == 0 and self.buffer != "hbm":
+        if at == 0 and self.place != "hbm":
             fail(f"{self.name}.select", dim, "a free dimension on chip")
         shape, steps = self.shape[:at] + self.shape[at + 1 :], self.steps[:at] + self.steps[at + 1 :]
         from vllm_neuron.nki.standin.pattern import Indirect
@@ -215,7 +215,7 @@ class Views:
 
     def vector_select(self, dim: int, vector_offset: Tensor) -> Tensor:
         """Row ``p`` is row ``vector_offset[p]`` of this HBM tensor: a gather or scatter for DMA."""
-        if dim != 0 or self.buffer != "hbm":
+        if dim != 0 or self.place != "hbm":
             fail(f"{self.name}.vector_select", dim, "dimension 0 of a tensor in hbm")
         from vllm_neuron.nki.standin.pattern import Indirect
 
@@ -242,7 +242,7 @@ class Views:
 
     def is_contiguous(self) -> bool:
         """Whether the view is row-major without gaps (free dimensions only on chip)."""
-        first = 0 if self.buffer == "hbm" else 1
+        first = 0 if self.place == "hbm" else 1
         want = contiguous(self.shape, self.dtype.itemsize)
         return all(
             n == 1 or s == w for n, s, w in zip(self.shape[first:], self.steps[first:], want[first:], strict=True)

@@ -163,7 +163,7 @@ def test_a_broken_scatter_is_seen(monkeypatch, on_cores, normal):
     whole = nisa.dma_copy
 
     def broken(dst, src, **keywords):
-        if dst.buffer == "hbm":
+        if dst.place == "hbm":
             src.array[...] = src.array[::-1].copy()
         whole(dst=dst, src=src, **keywords)
 

@@ -149,7 +149,7 @@ def test_gpsimd_has_no_psum_and_only_one_operand_may_be_there():
         (lambda t: nisa.tensor_copy(t, 3), r"tensor_copy\.src.*got 'int'"),
         (lambda t: nisa.activation(t, nl.exp, t, scale=t.view(nl.int32)[:, 0:1]), r"activation\.scale.*float32"),
         (lambda t: empty((8, 4), "float128"), "element type"),
-        (lambda t: nl.ndarray((8, 4), nl.float32, buffer="sbuf"), "nl.sbuf"),
+        (lambda t: nl.ndarray((8, 4), nl.float32, buffer="smem"), "nl.sbuf"),
         (lambda t: nl.program_id(1), "only dimension"),
     ],
 )

@@ -334,3 +334,16 @@ def test_shared_constants():
     identity, numbers = run(body, normal(2, 2))
     assert np.array_equal(identity.astype(np.float32), np.eye(5))
     assert np.array_equal(numbers, np.arange(6).reshape(2, 3))
+
+
+def test_regions_compare_as_public_kernels_compare_them():
+    def body(x):
+        t, p = empty((2, 2)), empty((2, 2), buffer=nl.psum)
+        private = nl.ndarray((2, 2), dtype=nl.float32, buffer=nl.hbm)
+        shared = nl.ndarray((2, 2), dtype=nl.float32, buffer="shared_hbm")
+        assert t.buffer == nl.sbuf and p.buffer == nl.psum != nl.sbuf
+        assert private.buffer == nl.private_hbm == nl.hbm and shared.buffer == nl.shared_hbm != nl.hbm
+        assert all(h.buffer in (nl.hbm, nl.shared_hbm, nl.private_hbm) for h in (x, private, shared))
+        return x
+
+    run(body, normal(2, 2))

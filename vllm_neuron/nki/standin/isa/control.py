@@ -99,7 +99,7 @@ def core_barrier(
     if tuple(cores) != (0, 1):
         fail("core_barrier.cores", tuple(cores), "(0, 1)")
     for t in data if isinstance(data, list | tuple) else [data]:
-        if t is not None and (not isinstance(t, Tensor) or t.buffer != "hbm"):
+        if t is not None and (not isinstance(t, Tensor) or t.place != "hbm"):
             fail("core_barrier.data", repr(t), "a tensor in shared HBM")
     core.launch.meet(core, ("core_barrier",), None, "core_barrier")
     core.wait("core_barrier")

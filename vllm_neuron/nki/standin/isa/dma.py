@@ -44,7 +44,7 @@ class _Side:
             return
         self.tensor = t
         self.shape = t.shape
-        if t.buffer == "psum":
+        if t.place == "psum":
             fail(argument, f"{t!r}", "a tensor in hbm or sbuf")
         self.plain = None
         if t.vector is None:
@@ -193,13 +193,13 @@ def _count(core: Core, name: str, s: _Side, t: _Side) -> None:
                 core.reads += [i.storage.serial for i in (end.scalar, end.vector) if isinstance(i, Tensor)]
         core.writes[:] = [t.tensor.storage.serial]
     run = min(_run(s.tensor), _run(t.tensor))
-    core.move(name, s.tensor.buffer, t.tensor.buffer, size, max(1, size // run))
+    core.move(name, s.tensor.place, t.tensor.place, size, max(1, size // run))
 
 
 def _run(t: Tensor) -> int:
     """Bytes of a contiguous run of a view; partitions of SBUF are apart."""
     run = t.dtype.itemsize
-    first = 0 if t.buffer == "hbm" else 1
+    first = 0 if t.place == "hbm" else 1
     for n, step in zip(reversed(t.shape[first:]), reversed(t.steps[first:]), strict=True):
         if n != 1 and step != run:
             break
@@ -209,7 +209,7 @@ def _run(t: Tensor) -> int:
 
 def _moved(s: _Side, t: _Side) -> int:
     """Bytes moved: of the end in HBM, without skipped rows."""
-    end = s if s.tensor.buffer == "hbm" and t.tensor.buffer != "hbm" else t
+    end = s if s.tensor.place == "hbm" and t.tensor.place != "hbm" else t
     rows = next((side.inside for side in (s, t) if side.inside is not None), None)
     share = 1.0 if rows is None else float(rows.mean())
     return round(end.tensor.size * end.tensor.dtype.itemsize * share)

@@ -152,7 +152,7 @@ def nc_transpose(dst: Tensor, data: Tensor, engine: Any = engines.unknown, name:
     if t.shape[0] != free or t.size != d.size:
         fail("nc_transpose.dst", t.shape, f"({free}, {partitions}), the transpose of {d.shape}")
     small = partitions <= VECTOR_TRANSPOSE and free <= VECTOR_TRANSPOSE
-    vector = engine is engines.vector or (engine is engines.unknown and t.buffer == "sbuf")
+    vector = engine is engines.vector or (engine is engines.unknown and t.place == "sbuf")
     if engine not in (engines.unknown, engines.vector, engines.tensor):
         fail("nc_transpose.engine", engine, "nisa.engine.tensor or nisa.engine.vector")
     if vector and not small:
@@ -171,9 +171,9 @@ def nc_transpose(dst: Tensor, data: Tensor, engine: Any = engines.unknown, name:
 
 
 def _on_tensor_engine(d: Tensor, t: Tensor) -> None:
-    if d.buffer != "sbuf":
+    if d.place != "sbuf":
         fail("nc_transpose.data", repr(d), "a tensor in SBUF on the tensor engine")
-    if t.buffer != "psum":
+    if t.place != "psum":
         fail("nc_transpose.dst", repr(t), "a tensor in PSUM on the tensor engine")
     if t.dtype != d.dtype:
         fail("nc_transpose.dst", t.dtype, f"{d.dtype}, the type of data, on the tensor engine")

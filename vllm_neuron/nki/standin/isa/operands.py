@@ -44,7 +44,7 @@ def operand(t: Any, argument: str, buffers: tuple[str, ...]) -> Tensor:
             t = fixed
         else:
             fail(argument, "a vector_offset", "a plain view", "Only DMA gathers and scatters.")
-    buffer = t.buffer
+    buffer = t.place
     if buffer not in buffers:
         fail(argument, f"{t!r}", f"a tensor in {' or '.join(buffers)}")
     if buffer != "hbm" and buffers is not DMA:

@@ -34,7 +34,7 @@ def tensor_tensor_scan(
     t = o.target(dst, "tensor_tensor_scan.dst")
     o.same(a, b, "tensor_tensor_scan.data1")
     o.same(a, t, "tensor_tensor_scan.dst")
-    if a.buffer == "psum" and b.buffer == "psum":
+    if a.place == "psum" and b.place == "psum":
         fail("tensor_tensor_scan.data1", f"{a!r} and {b!r}", "at most one of the two in PSUM")
     first = operator(op0, "tensor_tensor_scan.op0", 2)
     second = operator(op1, "tensor_tensor_scan.op1", 2)

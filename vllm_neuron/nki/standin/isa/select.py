@@ -105,7 +105,7 @@ def select_reduce(
     o.same(t, d, "select_reduce.on_true")
     if d.dtype in ("tfloat32", "int32", "uint32"):
         fail("select_reduce.on_true", d.dtype, "a type other than tfloat32, int32 and uint32")
-    if isinstance(predicate, Tensor) and predicate.buffer == d.buffer == "psum":
+    if isinstance(predicate, Tensor) and predicate.place == d.place == "psum":
         fail("select_reduce.predicate", repr(predicate), "at most one of predicate and on_true in PSUM")
     keep = _predicate(predicate, d, reverse_pred, "select_reduce")
     values = np.where(keep, o.fp32(d), o.scalar(on_false, d, "select_reduce.on_false"))
@@ -128,7 +128,7 @@ def tensor_copy_predicated(
         o.same(t, s, "tensor_copy_predicated.src")
         if s.dtype != t.dtype:
             fail("tensor_copy_predicated.src", s.dtype, f"{t.dtype}, the type of dst")
-        if s.buffer == predicate.buffer == "psum":
+        if s.place == predicate.place == "psum":
             fail("tensor_copy_predicated.predicate", repr(predicate), "at most one of src and predicate in PSUM")
         values: Any = o.like(s.array, t)
     else:

@@ -31,7 +31,7 @@ def on_engine(engine: Any, allowed: tuple[str, ...], what: str, *tensors: Tensor
         fail(f"{what}.engine", engine, f"one of {', '.join(allowed)}")
     if name == "gpsimd":
         for t in tensors:
-            if t.buffer == "psum":
+            if t.place == "psum":
                 fail(f"{what}.engine", f"gpsimd with {t!r}", "tensors in SBUF: GpSimd has no access to PSUM")
     return name
 
@@ -80,7 +80,7 @@ def tensor_tensor(
     t = o.target(dst, "tensor_tensor.dst")
     o.same(a, b, "tensor_tensor.data2")
     o.same(t, a, "tensor_tensor.data1")
-    if a.buffer == "psum" and b.buffer == "psum":
+    if a.place == "psum" and b.place == "psum":
         fail("tensor_tensor.data2", f"{a!r} and {b!r}", "at most one of the two in PSUM")
     where = on_engine(engine, ("vector", "gpsimd"), "tensor_tensor", t, a, b)
     operation = operator(op, "tensor_tensor.op", 2)
