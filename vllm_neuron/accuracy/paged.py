@@ -48,6 +48,7 @@ class Paged:
     Attributes:
         kinds: window and chunk of each cache group.
         tables: for each group, the block table [rows, blocks].
+        caches: cache layer -> what it is bound to.
     """
 
     def __init__(self, model: NeuronModel, *, rows: int = 1, max_tokens: int, block_size: int = 16) -> None:
@@ -57,7 +58,8 @@ class Paged:
         order = torch.Generator().manual_seed(0)
         total = rows * self.blocks
         self.tables = [(torch.randperm(total, generator=order) + 1).view(rows, self.blocks) for _ in self.kinds]
-        model.bind_kv_cache({s.name: self._binding(s) for s in specs})
+        self.caches = {s.name: self._binding(s) for s in specs}
+        model.bind_kv_cache(self.caches)
 
     @staticmethod
     def _kind(spec: LayerSpec) -> tuple[int | None, int | None]:
