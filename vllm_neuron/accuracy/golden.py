@@ -153,7 +153,7 @@ class GoldenCache:
             config = json.loads((folder / "config.json").read_bytes())
         except (OSError, ValueError) as error:
             raise CheckpointError(str(folder), str(error), "readable weights and config.json") from None
-        if fresh != known:
+        if fresh != known and self.limit_bytes:
             self._remember(fresh)
         return digest({"files": parts, "config": config})
 

@@ -92,6 +92,9 @@ def default_prompts(encode: Encode, reach: Reach, *, most_tokens: int = MOST_TOK
     borders |= {window: f"window {window}" for window in reach.windows}
     if reach.original_context:
         borders[reach.original_context] = f"original context {reach.original_context}"
+    edge = max((edge for edge in reach.edges if edge + PAST <= room), default=None)
+    if edge is not None and room < LAST_EXACT_POSITION + PAST:
+        borders.setdefault(edge, f"bucket edge {edge}")
     borders = {border: name for border, name in sorted(borders.items()) if border + PAST <= room}
     if not borders:
         return made
