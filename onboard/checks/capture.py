@@ -82,6 +82,12 @@ def numbers(text: str) -> list[str]:
     return parts
 
 
+def expanded(parts: Sequence[str]) -> list[int]:
+    """``["0-2", "7"]`` as ``[0, 1, 2, 7]``."""
+    ends = [(int(first), int(last or first)) for first, _, last in (part.partition("-") for part in parts)]
+    return [number for first, last in ends for number in range(first, last + 1)]
+
+
 def quiet_engine() -> None:
     """vLLM's log on stderr, warnings only, unless the user has said otherwise."""
     envs.set_foreign("VLLM_LOGGING_STREAM", "ext://sys.stderr")

@@ -49,7 +49,7 @@ def capture(
     if missing or (prompt is None) == (prompts is None):
         needed = missing[0] if missing else "either --prompt or --prompts"
         raise typer.BadParameter(f"{needed} is needed to capture", param_hint="onboard capture")
-    from onboard.checks.capture import numbers
+    from onboard.checks.capture import expanded, numbers
 
     config: dict[str, Any] = {
         "modules": list(modules or ()),
@@ -60,7 +60,7 @@ def capture(
     if steps is not None:
         config["steps"] = numbers(steps)
     if ranks is not None:
-        config["ranks"] = [int(each) for each in numbers(ranks) if each.isdigit()]
+        config["ranks"] = expanded(numbers(ranks))
     _run(model, package, config, prompt, prompts, format, _engine(tokens, dtype, tensor_parallel_size, chunk))
 
 

@@ -68,12 +68,8 @@ def environment_page() -> str:
 
 def configuration_page() -> str:
     """Every field of `neuron_config`, and the options that are refused for now."""
-    from vllm_neuron.model.neuron_config import NOT_YET, NeuronConfig
+    from vllm_neuron.model.neuron_config import NESTED, NOT_YET, NeuronConfig
 
-    rows = [
-        (f"`{f.name}`", f"`{f.type}`", _value(f.default), str(f.metadata["doc"]))
-        for f in dataclasses.fields(NeuronConfig)
-    ]
     note = (
         "Given to vLLM as `--additional-config '{\"neuron_config\": {...}}'`. An unknown key is an error that names "
         "the nearest known one.\n"
@@ -84,10 +80,21 @@ def configuration_page() -> str:
             GENERATED,
             "# neuron_config\n",
             note,
-            table(("field", "type", "default", "meaning"), rows),
+            _fields(NeuronConfig),
+            *(f"## {name}\n\n{_fields(kind)}" for name, kind in NESTED.items()),
+            "## Refused\n",
             refused + ", ".join(f"`{name}`" for name in NOT_YET) + ".\n",
         )
     )
+
+
+def _fields(config: Any) -> str:
+    """The fields of a configuration class as a table."""
+    rows = []
+    for f in dataclasses.fields(config):
+        default = "needed" if f.default is dataclasses.MISSING else _value(f.default)
+        rows.append((f"`{f.name}`", f"`{f.type}`", default, str(f.metadata["doc"])))
+    return table(("field", "type", "default", "meaning"), rows)
 
 
 def _value(value: Any) -> str:

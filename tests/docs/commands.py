@@ -32,6 +32,9 @@ ELSEWHERE: dict[str, str] = {
     "onboard zoo --jobs 2 --resume": "tests/onboard/zoo/test_zoo.py",
     "pip install -e mymodel": "tests/onboard/scaffold/test_whole.py",
     "onboard doctor": "tests/onboard/checks/test_doctor.py",
+    "onboard capture models/smollm2 --modules 'layers.{0-3}.attn' --modules head "
+    '--prompt "The capital is" --tokens 3 --to out': "tests/vllm_neuron/vllm/test_capture_cli.py",
+    "onboard replay snapshots/step-000006": "tests/vllm_neuron/vllm/test_capture_cli.py",
     "VLLM_NEURON_CPU_MODE=1 vllm serve ./my-checkpoint": "tests/onboard/demo/test_demo.py",
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
 
+from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError, nearest
 
 Read = Callable[[str, Any], Any]
@@ -168,3 +169,31 @@ class InputSnapshot(_Options):
             raise ConfigError(
                 "neuron_config.input_snapshot", {"dir": self.dir}, "steps, requests or tokens", "Say which steps."
             )
+
+    @classmethod
+    def from_environment(cls) -> InputSnapshot | None:
+        """What the variables ``VLLM_NEURON_RUNTIME_INPUT_SNAPSHOT_*`` ask for; None unless ``..._ENABLE`` is true.
+
+        Raises:
+            ConfigError: a variable that does not parse, or no rule.
+        """
+        if not envs.VLLM_NEURON_RUNTIME_INPUT_SNAPSHOT_ENABLE:
+            return None
+        given = {
+            "dir": envs.VLLM_NEURON_RUNTIME_INPUT_SNAPSHOT_DIR,
+            "steps": _parts(envs.VLLM_NEURON_RUNTIME_INPUT_SNAPSHOT_CAPTURE_AT_CALL),
+            "requests": _parts(envs.VLLM_NEURON_RUNTIME_INPUT_SNAPSHOT_CAPTURE_REQUEST),
+            "tokens": _integers(envs.VLLM_NEURON_RUNTIME_INPUT_SNAPSHOT_CAPTURE_TOKEN),
+            "max_captures": envs.VLLM_NEURON_RUNTIME_INPUT_SNAPSHOT_MAX_CAPTURES,
+            "ranks": _integers(envs.VLLM_NEURON_RUNTIME_INPUT_SNAPSHOT_RANKS),
+        }
+        # Variables that are not set stay at the option's own default.
+        return cls.read("VLLM_NEURON_RUNTIME_INPUT_SNAPSHOT", {key: value for key, value in given.items() if value})
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _integers(text: str) -> list[int | str]:
+    return [int(part) if part.isdecimal() else part for part in _parts(text)]

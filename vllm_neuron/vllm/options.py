@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from vllm.exceptions import VLLMClientError
 
 from vllm_neuron.errors import ConfigError, UnsupportedError, nearest
+from vllm_neuron.model.inspection_config import InputSnapshot
 from vllm_neuron.model.neuron_config import NeuronConfig
 
 # Fields of vLLM 0.32's SamplingParams that only its own second-generation runner honours.
@@ -29,7 +31,7 @@ class RequestError(UnsupportedError, VLLMClientError, ValueError):
 
 
 def neuron_config(vllm_config: Any) -> NeuronConfig:
-    """``additional_config["neuron_config"]``, checked.
+    """``additional_config["neuron_config"]``, checked; input snapshots may be asked for by the environment.
 
     Raises:
         ConfigError, UnsupportedError: naming the key.
@@ -42,7 +44,14 @@ def neuron_config(vllm_config: Any) -> NeuronConfig:
             raise ConfigError(
                 f"additional_config.{key}", additional[key], "neuron_config only", nearest(key, ["neuron_config"])
             )
-    return NeuronConfig.from_dict(additional.get("neuron_config"))
+    config = NeuronConfig.from_dict(additional.get("neuron_config"))
+    snapshot = InputSnapshot.from_environment()
+    if snapshot is None:
+        return config
+    if config.input_snapshot is not None:
+        name = "VLLM_NEURON_RUNTIME_INPUT_SNAPSHOT_ENABLE"
+        raise ConfigError(name, True, "unset beside neuron_config.input_snapshot", "Keep one of the two.")
+    return replace(config, input_snapshot=snapshot)
 
 
 def refuse_unsupported(vllm_config: Any) -> None:

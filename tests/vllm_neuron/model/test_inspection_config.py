@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vllm_neuron.errors import ConfigError
-from vllm_neuron.model.inspection_config import Ranges, TensorCapture
+from vllm_neuron.model.inspection_config import InputSnapshot, Ranges, TensorCapture
 from vllm_neuron.model.neuron_config import NeuronConfig
 
 CAPTURE = {"modules": ["layers.*"], "dir": "d"}
@@ -58,3 +58,25 @@ def test_wrong_values_are_named(option: str, value: Any, message: str) -> None:
 def test_hooks_are_refused_beside_compiled_layers(option: str) -> None:
     with pytest.raises(ConfigError, match="no compile_layers beside it"):
         NeuronConfig.from_dict({option: CAPTURE, "compile_layers": True})
+
+
+PREFIX = "VLLM_NEURON_RUNTIME_INPUT_SNAPSHOT_"
+
+
+def test_snapshots_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert InputSnapshot.from_environment() is None
+    for name, value in {"CAPTURE_AT_CALL": "0, 5-7", "CAPTURE_TOKEN": "11,12", "RANKS": "0", "DIR": "d"}.items():
+        monkeypatch.setenv(PREFIX + name, value)
+    assert InputSnapshot.from_environment() is None, "the switch is ENABLE"
+    monkeypatch.setenv(PREFIX + "ENABLE", "1")
+    expected = InputSnapshot("d", Ranges(((0, 0), (5, 7))), None, (11, 12), 4, (0,))
+    assert InputSnapshot.from_environment() == expected
+    monkeypatch.setenv(PREFIX + "CAPTURE_TOKEN", "a")
+    with pytest.raises(ConfigError, match=r"SNAPSHOT\.tokens"):
+        InputSnapshot.from_environment()
+
+
+def test_snapshots_by_the_environment_need_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PREFIX + "ENABLE", "1")
+    with pytest.raises(ConfigError, match="steps, requests or tokens"):
+        InputSnapshot.from_environment()

@@ -102,3 +102,14 @@ def test_the_probe_imports_neither_torch_nor_vllm(cpu_mode: None) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"], done.stdout
+
+
+def test_snapshots_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_NEURON_RUNTIME_INPUT_SNAPSHOT_ENABLE", "1")
+    monkeypatch.setenv("VLLM_NEURON_RUNTIME_INPUT_SNAPSHOT_CAPTURE_REQUEST", "mine")
+    given = SimpleNamespace(additional_config=None)
+    snapshot = options.neuron_config(given).input_snapshot
+    assert snapshot is not None and snapshot.requests == ("mine",) and snapshot.dir == "input-snapshots"
+    given.additional_config = {"neuron_config": {"input_snapshot": {"dir": "d", "steps": [0]}}}
+    with pytest.raises(ConfigError, match="Keep one of the two"):
+        options.neuron_config(given)
