@@ -116,6 +116,8 @@ def launch(kernel: Kernel, grid: int | None, args: tuple[Any, ...], kwargs: dict
     storages: dict[int, Tensor] = {}
     inputs = [_to_tensor(a, i, storages, kernel) for i, a in enumerate(args)]
     named = {k: _to_tensor(a, k, storages, kernel) for k, a in kwargs.items()}
+    for known in storages.values():
+        known.storage.shared = programs == 2
     cores = [Core(name, p, programs, 0 if grid is None else 1, shared, events) for p in range(programs)]
     if programs == 1:
         result = _program(kernel, cores[0], inputs, named)

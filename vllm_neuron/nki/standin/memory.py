@@ -126,7 +126,8 @@ class Storage:
         row: bytes of one partition (on chip), or of everything (HBM).
         written: True when every element was written, False when none was, else one flag an element.
         serial: number of the allocation.
-        shared: whether both programs of a logical core see it.
+        shared: whether two programs see it.
+        writers: of a shared storage, who wrote each element since the last barrier; see ``races``.
     """
 
     __slots__ = (
@@ -144,6 +145,7 @@ class Storage:
         "shape",
         "shared",
         "space",
+        "writers",
         "written",
     )
 
@@ -163,6 +165,7 @@ class Storage:
         self.raw = self.array.reshape(-1).view(np.uint8)
         self.row = self.numel * dtype.itemsize // (shape[0] if self.place != "hbm" and shape[0] else 1)
         self.shared = False
+        self.writers: NDArray[np.int8] | None = None
         self.first = 0
         self.serial = next(_serials)
 

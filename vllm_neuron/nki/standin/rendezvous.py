@@ -7,7 +7,7 @@ a deadlock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from vllm_neuron.nki.standin.core import Core, fail
@@ -44,8 +44,8 @@ class Launch:
             self._failed |= failed
             self._condition.notify_all()
 
-    def meet(self, core: Core, key: Hashable, payload: Any, what: str) -> Any:
-        """Wait for the partner at the same ``key``; returns its payload.
+    def meet(self, core: Core, key: Hashable, payload: Any, what: str, both: Callable[[], None] | None = None) -> Any:
+        """Wait for the partner at the same ``key``; returns its payload. ``both`` runs once, when both are there.
 
         Raises:
             KernelError: the partner returned, or waits at another key.
@@ -58,6 +58,8 @@ class Launch:
                 self._taken[other] = payload
                 self._taken[me] = self._waiting.pop(other)[1]
                 del self._waiting[me]
+                if both is not None:
+                    both()
                 self._condition.notify_all()
             while me not in self._taken:
                 if self._failed:
@@ -85,6 +87,7 @@ class Launch:
             if found is None:
                 found = Storage(shape, dtype, MemoryRegion.shared_hbm, name or "shared_hbm_tensor")
                 found.flags()
+                found.shared = self.programs == 2
                 self._shared[key] = found
                 core.counts.hbm_bytes += found.numel * dtype.itemsize
             elif found.shape != shape or found.dtype != dtype:

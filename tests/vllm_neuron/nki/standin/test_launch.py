@@ -347,3 +347,45 @@ def test_regions_compare_as_public_kernels_compare_them():
         return x
 
     run(body, normal(2, 2))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("barrier", ["none", "other", "same"])
+def test_reading_what_the_other_program_wrote_takes_a_barrier_on_it(barrier, scattered):
+    written = threading.Event()
+
+    def body(x, other, rows):
+        me = nl.program_id(0)
+        shared = nl.ndarray((4, 3), dtype=nl.float32, buffer=nl.shared_hbm, name="shared")
+        if me == 0:
+            view = shared.ap(pattern=[[3, 4], [1, 3]], vector_offset=tile(rows)) if scattered else shared
+            nisa.dma_copy(dst=view, src=tile(x))
+            written.set()
+        written.wait(10)
+        if barrier != "none":
+            nisa.core_barrier(data=shared if barrier == "same" else other, cores=(0, 1))
+        if me == 1:
+            tile(shared[1:3])
+        return shared
+
+    arrays = normal(4, 3), normal(2, 2), np.array([[3], [2], [1], [0]], np.int32)
+    if barrier == "same":
+        run(body, *arrays, programs=2)
+    else:
+        with pytest.raises(KernelError, match=r"program 0 wrote.*core_barrier"):
+            run(body, *arrays, programs=2)
+
+
+def test_each_program_reads_its_own_writes():
+    def body(x):
+        me = nl.program_id(0)
+        shared = nl.ndarray((2, 4), dtype=nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=shared[me], src=x[me])
+        t = tile(shared[me : me + 1])
+        nisa.dma_copy(dst=x[me], src=t)
+        tile(x[me : me + 1])
+        return shared
+
+    for _ in range(5):
+        run(body, normal(2, 4), programs=2)

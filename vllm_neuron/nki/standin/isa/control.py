@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vllm_neuron.nki.standin import races
 from vllm_neuron.nki.standin.core import Core, current, fail
 from vllm_neuron.nki.standin.isa import operands as o
 from vllm_neuron.nki.standin.isa.enums import engine as engines
@@ -91,15 +92,16 @@ def sendrecv(
 
 
 def core_barrier(
-    data: Any = None, cores: Sequence[int] = (0, 1), engine: Any = engines.unknown, name: str | None = None
+    data: Any, cores: Sequence[int] = (0, 1), engine: Any = engines.unknown, name: str | None = None
 ) -> None:
     """Wait until both programs are here; ``data`` is the shared HBM tensor (or list of them) that they wrote."""
     core = current("core_barrier")
     _two(core, "core_barrier")
     if tuple(cores) != (0, 1):
         fail("core_barrier.cores", tuple(cores), "(0, 1)")
-    for t in data if isinstance(data, list | tuple) else [data]:
-        if t is not None and (not isinstance(t, Tensor) or t.place != "hbm"):
-            fail("core_barrier.data", repr(t), "a tensor in shared HBM")
-    core.launch.meet(core, ("core_barrier",), None, "core_barrier")
+    covered = list(data) if isinstance(data, list | tuple) else [data]
+    for t in covered:
+        if not isinstance(t, Tensor) or t.place != "hbm":
+            fail("core_barrier.data", repr(t), "a tensor in shared HBM, or a list of them")
+    core.launch.meet(core, ("core_barrier",), None, "core_barrier", lambda: races.settle([t.storage for t in covered]))
     core.wait("core_barrier")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vllm_neuron.nki.standin import races
 from vllm_neuron.nki.standin.core import Core, current, fail
 from vllm_neuron.nki.standin.isa import operands as o
 from vllm_neuron.nki.standin.isa.enums import dge_mode as modes
@@ -84,6 +85,8 @@ class _Side:
         if self.plain is not None:
             if self.plain.storage.written is not True:
                 o.unwritten(self.plain, self.argument)
+            if self.plain.storage.shared:
+                races.check(current(self.argument), self.plain, self.argument)
             return self.plain.array
         if self.starts is None:
             return np.zeros(self.shape, self.tensor.dtype.numpy)
@@ -94,11 +97,15 @@ class _Side:
             ok = ok | ~self.inside.reshape((-1,) + (1,) * (index.ndim - 1))
             if not ok.all():
                 fail(self.argument, f"gathered rows of {self.tensor!r} never written", "elements written before a read")
+        if storage.shared:
+            races.check(current(self.argument), self.tensor, self.argument, index[self.inside])
         return self.flat()[index]
 
     def write(self, values: Any, keep: Any) -> None:
         """Store values of this view's type; ``keep`` (one flag a row) leaves rows as they are."""
         if self.plain is not None:
+            if self.plain.storage.shared:
+                races.wrote(current(self.argument), self.plain)
             if keep is None or keep.all():
                 self.plain.array[...] = values
                 self.plain.mark()
@@ -114,6 +121,8 @@ class _Side:
         index = self.addresses()[rows]
         self.flat()[index] = values[rows]
         storage = self.tensor.storage
+        if storage.shared:
+            races.wrote(current(self.argument), self.tensor, index)
         if storage.written is not True:
             if self.tensor.dtype.itemsize != storage.dtype.itemsize:
                 fail(self.argument, self.tensor.dtype, f"a view of the size of {storage.dtype} for a scatter")

@@ -14,7 +14,7 @@ from vllm_neuron.nki.standin.isa.enums import engine as engines
 from vllm_neuron.nki.standin.ops import OPS, Op, operator
 from vllm_neuron.nki.standin.tensor import Tensor
 
-_NAMES = {engines.unknown: "vector", engines.vector: "vector", engines.scalar: "scalar", engines.gpsimd: "gpsimd"}
+_NAMES = {engines.vector: "vector", engines.scalar: "scalar", engines.gpsimd: "gpsimd"}
 _ONE = np.float32(1.0)
 
 
@@ -24,10 +24,10 @@ def on_engine(engine: Any, allowed: tuple[str, ...], what: str, *tensors: Tensor
     Raises:
         KernelError: an engine that hasn't the instruction, or GpSimd with a tensor in PSUM.
     """
+    if engine is engines.unknown:
+        return allowed[0]
     name = _NAMES.get(engine)
     if name is None or name not in allowed:
-        if engine is engines.unknown:
-            return allowed[0]
         fail(f"{what}.engine", engine, f"one of {', '.join(allowed)}")
     if name == "gpsimd":
         for t in tensors:
