@@ -54,7 +54,7 @@ def moe_experts(
     Raises:
         OperationError: a clamp without a gate, or another ``weight_on``.
     """
-    _check(gated, clamp_limit, clamp_alpha, up_shift, weight_on)
+    check_options(gated, clamp_limit, clamp_alpha, up_shift, weight_on)
     y_TH = torch.zeros_like(x_TH)
     for e in range(up_EFH.shape[0]):
         weight_T1 = torch.where(experts_TK == first_expert + e, weights_TK, 0).sum(-1, keepdim=True)
@@ -75,7 +75,12 @@ def moe_experts(
 Unit = tuple[str, bool, float | None, float | None, float]
 
 
-def _check(gated: bool, limit: float | None, alpha: float | None, up_shift: float, weight_on: str) -> None:
+def check_options(gated: bool, limit: float | None, alpha: float | None, up_shift: float, weight_on: str) -> None:
+    """Refuse options that no form of ``moe_experts`` has.
+
+    Raises:
+        OperationError: a clamp without a gate, or another ``weight_on``.
+    """
     if weight_on not in WEIGHT_ON:
         raise OperationError("moe_experts.weight_on", weight_on, f"one of {', '.join(WEIGHT_ON)}")
     if not gated and (limit is not None or alpha is not None or up_shift):
@@ -199,7 +204,7 @@ def _cpu(
     first_expert: int = 0,
 ) -> Tensor:
     """Reads the chosen experts' weights alone: a decode step of one token multiplies by K experts and not by E."""
-    _check(gated, clamp_limit, clamp_alpha, up_shift, weight_on)
+    check_options(gated, clamp_limit, clamp_alpha, up_shift, weight_on)
     out: Tensor = torch.ops.vllm_neuron.chosen_experts(
         x_TH, weights_TK, experts_TK, up_EFH, down_EHI, up_bias_EF, down_bias_EH,
         act, gated, clamp_limit, clamp_alpha, up_shift, weight_on == "input", first_expert,

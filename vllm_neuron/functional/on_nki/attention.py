@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vllm_neuron.functional.attention import attention_decode, flash_attention, segmented_attention
-from vllm_neuron.functional.on_nki.limits import PARTITIONS, first_no, grid, one_type
+from vllm_neuron.functional.on_nki.limits import PARTITIONS, first_no, grid, one_type, shape
 from vllm_neuron.functional.operation import YES, Support, no
 from vllm_neuron.nki.kernels.attention_decode import attention_decode_kernel
 from vllm_neuron.nki.kernels.flash_attention import SECTION, flash_attention_kernel, segmented_attention_kernel
@@ -35,9 +35,19 @@ DECODE = wrap_nki(attention_decode_kernel, outputs=_paged_shape)
 
 
 def _options(
-    q_BQND: Tensor, value_size: int, scale: float, softcap: float | None, mask_BQS: Tensor, kv_heads: int
+    q_BQND: Tensor,
+    mask_BQS: Tensor,
+    keys: int,
+    kv_heads: int,
+    value_size: int,
+    *,
+    scale: float,
+    softcap: float | None,
+    sinks_N: Tensor | None,
+    bias_BNQS: Tensor | None,
 ) -> Support:
     """What all forms ask of a call."""
+    rows, queries, heads, _ = q_BQND.shape
     if q_BQND.shape[2] % kv_heads:
         return no("q_BQND.shape[2]", q_BQND.shape[2], f"a multiple of {kv_heads} KV heads")
     if scale <= 0:
@@ -46,9 +56,13 @@ def _options(
         return no("softcap", softcap, "None or a number above 0")
     if mask_BQS.dtype != torch.bool:
         return no("mask_BQS.dtype", mask_BQS.dtype, "bool")
-    if value_size > MOST_VALUE_SIZE:
-        return no("value size", value_size, f"at most {MOST_VALUE_SIZE}")
-    return YES
+    if not 1 <= value_size <= MOST_VALUE_SIZE:
+        return no("value size", value_size, f"1 to {MOST_VALUE_SIZE}")
+    return first_no(
+        shape("mask_BQS", mask_BQS, (rows, queries, keys)),
+        shape("sinks_N", sinks_N, (heads,)),
+        shape("bias_BNQS", bias_BNQS, (rows, heads, queries, keys)),
+    )
 
 
 def _section_room(size: int, value_size: int, itemsize: int) -> Support:
@@ -76,9 +90,14 @@ def _takes_dense(
     queries, keys = q_BQND.shape[1], k_BSKD.shape[1]
     if causal and keys < queries:
         return no("k_BSKD.shape[1]", keys, f"a key for each of {queries} causal queries")
+    rows, _, _, size = q_BQND.shape
+    kv_heads, value_size = v_BSKE.shape[2:]
+    extras: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks_N": sinks_N, "bias_BNQS": bias_BNQS}
     return first_no(
         one_type("q_BQND", q_BQND, k_BSKD=k_BSKD, v_BSKE=v_BSKE),
-        _options(q_BQND, v_BSKE.shape[3], scale, softcap, mask_BQS, k_BSKD.shape[2]),
+        shape("k_BSKD", k_BSKD, (rows, keys, kv_heads, size)),
+        shape("v_BSKE", v_BSKE, (rows, keys, kv_heads, value_size)),
+        _options(q_BQND, mask_BQS, keys, kv_heads, value_size, **extras),
         _section_room(q_BQND.shape[3], v_BSKE.shape[3], q_BQND.dtype.itemsize),
     )
 
@@ -105,10 +124,17 @@ def _takes_paged(
 ) -> Support:
     if not pages.is_contiguous():
         return no("pages.stride()", pages.stride(), "contiguous pages")
-    value_size, _ = _values(pages, kv_heads, q_BQND.shape[3], latent_size)
+    rows, _, _, size = q_BQND.shape
+    value_size, _ = _values(pages, kv_heads, size, latent_size)
+    width = kv_heads * (size if latent_size is not None else size + value_size)
+    if latent_size is not None and latent_size > size:
+        return no("latent_size", latent_size, f"at most the head size, {size}")
+    extras: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks_N": sinks_N, "bias_BNQS": bias_BNQS}
     return first_no(
         one_type("q_BQND", q_BQND, pages=pages),
-        _options(q_BQND, value_size, scale, softcap, mask_BQS, kv_heads),
+        _options(q_BQND, mask_BQS, blocks_BM.shape[1] * pages.shape[1], kv_heads, value_size, **extras),
+        shape("blocks_BM", blocks_BM, (rows, blocks_BM.shape[1])),
+        shape("pages", pages, (*pages.shape[:2], width)),
         _section_room(q_BQND.shape[3], value_size, q_BQND.dtype.itemsize),
     )
 
@@ -133,7 +159,16 @@ def _takes_decode(
     if columns > PARTITIONS:
         return no("queries times heads", columns, f"at most {PARTITIONS}")
     return _takes_paged(
-        q_BQND, pages, blocks_BM, mask_BQS, kv_heads=kv_heads, scale=scale, softcap=softcap, latent_size=latent_size
+        q_BQND,
+        pages,
+        blocks_BM,
+        mask_BQS,
+        kv_heads=kv_heads,
+        scale=scale,
+        softcap=softcap,
+        sinks_N=sinks_N,
+        bias_BNQS=bias_BNQS,
+        latent_size=latent_size,
     )
 
 

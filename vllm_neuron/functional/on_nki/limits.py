@@ -32,6 +32,13 @@ def one_type(name: str, x: Tensor, **others: Tensor | None) -> Support:
     return YES
 
 
+def shape(name: str, tensor: Tensor | None, expected: tuple[int, ...]) -> Support:
+    """Whether a tensor has just this shape, or is None: kernels do not broadcast."""
+    if tensor is not None and tuple(tensor.shape) != expected:
+        return no(f"{name}.shape", tuple(tensor.shape), str(expected))
+    return YES
+
+
 def plain(name: str, matrix: Matrix) -> Support:
     """Whether a weight is a tensor whose rows are inputs and lie one after the other."""
     if isinstance(matrix, PackedWeight):

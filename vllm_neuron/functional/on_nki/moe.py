@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_neuron.functional.moe import moe_experts
-from vllm_neuron.functional.on_nki.limits import PARTITIONS, first_no, grid, one_type
+from vllm_neuron.functional.moe import check_options, moe_experts
+from vllm_neuron.functional.on_nki.limits import PARTITIONS, first_no, grid, one_type, shape
 from vllm_neuron.functional.on_nki.mlp import ACTIVATIONS
 from vllm_neuron.functional.operation import YES, Support, no
 from vllm_neuron.nki.kernels.moe_decode import moe_decode_kernel
@@ -61,7 +61,14 @@ def _takes(
     for name, weight in (("up_EFH", up_EFH), ("down_EHI", down_EHI)):
         if not weight.is_contiguous():
             return no(f"{name}.stride()", weight.stride(), "a contiguous tensor")
+    experts, hidden, inner = down_EHI.shape
+    features = 2 * inner if gated else inner
     return first_no(
+        shape("x_TH", x_TH, (x_TH.shape[0], hidden)),
+        shape("up_EFH", up_EFH, (experts, features, hidden)),
+        shape("up_bias_EF", up_bias_EF, (experts, features)),
+        shape("down_bias_EH", down_bias_EH, (experts, hidden)),
+        shape("weights_TK", weights_TK, tuple(experts_TK.shape)),
         one_type("x_TH", x_TH, up_EFH=up_EFH, down_EHI=down_EHI, up_bias_EF=up_bias_EF, down_bias_EH=down_bias_EH),
         _room(x_TH.shape[0], x_TH.shape[1], down_EHI.shape[2], x_TH.dtype.itemsize),
     )
@@ -109,6 +116,7 @@ def _experts(
     weight_on: str = "output",
     first_expert: int = 0,
 ) -> Tensor:
+    check_options(gated, clamp_limit, clamp_alpha, up_shift, weight_on)
     index_1S, weight_ST, chosen_ST = slots(weights_TK, experts_TK, up_EFH.shape[0], first_expert)
     on_input = weight_on == "input"
     out: Tensor = EXPERTS[grid()](

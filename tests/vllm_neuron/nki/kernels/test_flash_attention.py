@@ -132,26 +132,34 @@ def test_views_of_a_projection(on_cores, agree, normal):
     both(on_cores, agree, 1, q[None], k[None], v[None], prefill_mask(40), scale=0.25)
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"scale": -1.0}, ["scale", "-1.0", "above 0"]),
-        ({"softcap": 0.0}, ["softcap", "0.0"]),
-        ({"causal": True, "keys": 30}, ["k_BSKD.shape[1]", "30"]),
-        ({"sizes": (16, 600)}, ["value size", "600", "512"]),
-        ({"sizes": (1024, 512)}, ["head size", "1024"]),
-        ({"key_dtype": torch.bfloat16}, ["k_BSKD.dtype", "bfloat16", "float32"]),
-        ({"dtype": torch.float64}, ["q_BQND.dtype", "float64"]),
-    ],
-)
-def test_refusals_name_the_limit(on_cores, normal, change, words):
-    dtype = change.get("dtype", torch.float32)
-    keys = change.get("keys", 40)
-    q, k, v = operands(normal, 40, keys, (2, 1), change.get("sizes", (16, 16)), dtype)
-    options = {"scale": 0.25} | {name: change[name] for name in ("scale", "softcap", "causal") if name in change}
-    mask = torch.ones(1, 40, keys, dtype=torch.bool)
+REFUSED = [
+    ({"scale": -1.0}, ["scale", "-1.0", "above 0"]),
+    ({"softcap": 0.0}, ["softcap", "0.0"]),
+    ({"sinks_N": torch.zeros(3)}, ["sinks_N.shape", "(3,)", "(2,)"]),
+    ({"bias_BNQS": torch.zeros(1, 1, 40, 40)}, ["bias_BNQS.shape", "(1, 1, 40, 40)", "(1, 2, 40, 40)"]),
+    ({"mask_BQS": torch.ones(1, 1, 40, dtype=torch.bool)}, ["mask_BQS.shape", "(1, 1, 40)", "(1, 40, 40)"]),
+    ({"mask_BQS": torch.ones(1, 40, 40)}, ["mask_BQS.dtype", "float32", "bool"]),
+    ({"q_BQND": torch.zeros(1, 41, 2, 16), "mask_BQS": torch.ones(1, 41, 40, dtype=torch.bool), "causal": True},
+     ["k_BSKD.shape[1]", "40", "41"]),
+    ({"q_BQND": torch.zeros(1, 40, 2, 8)}, ["k_BSKD.shape", "(1, 40, 1, 16)", "(1, 40, 1, 8)"]),
+    ({"v_BSKE": torch.zeros(1, 40, 1, 600)}, ["value size", "600", "512"]),
+    ({"q_BQND": torch.zeros(1, 40, 2, 1024), "k_BSKD": torch.zeros(1, 40, 1, 1024)}, ["head size", "1024"]),
+    ({"k_BSKD": torch.zeros(1, 40, 1, 16, dtype=torch.bfloat16)}, ["k_BSKD.dtype", "bfloat16", "float32"]),
+    ({"q_BQND": torch.zeros(1, 40, 2, 16, dtype=torch.float64)}, ["q_BQND.dtype", "float64"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change, words", REFUSED, ids=lambda value: value[0] if isinstance(value, list) else "")
+def test_refusals_name_the_limit(on_cores, change, words):
+    arguments = {
+        "q_BQND": torch.zeros(1, 40, 2, 16),
+        "k_BSKD": torch.zeros(1, 40, 1, 16),
+        "v_BSKE": torch.zeros(1, 40, 1, 16),
+        "mask_BQS": torch.ones(1, 40, 40, dtype=torch.bool),
+        "scale": 0.25,
+    }
     with on_cores(1), pytest.raises(OperationError) as error:
-        NF.flash_attention(q, k.to(change.get("key_dtype", dtype)), v, mask, **options)
+        NF.flash_attention(**(arguments | change))
     assert all(word in str(error.value) for word in words), error.value
 
 

@@ -124,13 +124,17 @@ def test_a_choice_with_weight_0_still_passes(on_cores, agree, normal):
         ({"t": 513}, ["x_TH.shape[0]", "513", "512"]),
         ({"h": 40000}, ["bytes a partition"]),
         ({"weight_dtype": torch.bfloat16}, ["up_EFH.dtype", "bfloat16"]),
+        ({"gated": False}, ["up_EFH.shape", "(2, 16, 32)", "(2, 8, 32)"]),
+        ({"gated": False, "clamp_limit": 1.0, "up_gated": False}, ["clamp_limit", "gated experts"]),
+        ({"weight_on": "both"}, ["weight_on", "both", "output, input"]),
     ],
 )
 def test_refusals_name_the_limit(on_cores, normal, change, words):
     t, h = change.get("t", 2), change.get("h", 32)
-    given_weights = weights(normal, 2, h, 8, change.get("weight_dtype", torch.float32))
+    given_weights = weights(normal, 2, h, 8, change.get("weight_dtype", torch.float32), change.get("up_gated", True))
+    options = {n: change[n] for n in ("act", "gated", "clamp_limit", "weight_on") if n in change}
     with on_cores(1), pytest.raises(OperationError) as error:
-        NF.moe_experts(normal(1, t, h), *choice(normal, t, 1, 2), act=change.get("act", "silu"), **given_weights)
+        NF.moe_experts(normal(1, t, h), *choice(normal, t, 1, 2), **given_weights, **options)
     assert all(word in str(error.value) for word in words), error.value
 
 

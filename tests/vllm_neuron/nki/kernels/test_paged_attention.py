@@ -135,11 +135,14 @@ def test_decode_of_many_columns_goes_to_the_other_kernel(on_cores, agree, normal
         ({"kv_heads": 3}, ["q_BQND.shape[2]", "4", "3 KV heads"]),
         ({"pages": lambda p: p.transpose(0, 1).contiguous().transpose(0, 1)}, ["pages.stride()", "contiguous"]),
         ({"pages": lambda p: p.bfloat16()}, ["pages.dtype", "bfloat16"]),
+        ({"pages": lambda p: p[..., :-1].contiguous()}, ["pages.shape", "63", "62"]),
+        ({"pages": lambda p: p[..., :32].contiguous()}, ["value size", "0", "1 to 512"]),
+        ({"latent_size": 17}, ["latent_size", "17", "16"]),
     ],
 )
 def test_refusals_name_the_limit(on_cores, normal, change, words):
     q, cache = case(normal, 2, 1, (5, 16), (4, 2), (16, 16), torch.float32)
-    options = {"kv_heads": 2, "scale": 0.25} | {n: change[n] for n in ("kv_heads", "scale") if n in change}
+    options = {"kv_heads": 2, "scale": 0.25} | {n: change[n] for n in change if n != "pages"}
     pages = change.get("pages", lambda p: p)(cache.pages)
     with on_cores(1), pytest.raises(OperationError) as error:
         NF.segmented_attention(q, pages, cache.blocks_BM, cache.mask_BQS, **options)
