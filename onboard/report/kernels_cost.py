@@ -13,6 +13,7 @@ from onboard.report.terminal import plain
 from vllm_neuron.nki.cost import CHIPS
 
 TITLE = "counted on the stand-in, beside the roofline"
+WIDTHS = (25, 6, 10, 6, 5, 10, 6, 5)
 FOOT = (
     "least: the time of the busiest of HBM and tensor engine when every operand moves once. work: what the kernel does "
     "of that, as a multiple. time: by all engines' counts, as if they overlapped. Arithmetic on counts with documented "
@@ -29,12 +30,12 @@ def columns() -> list[str]:
     return found
 
 
-def cells(row: Row) -> list[str]:
-    """One measured row in words."""
+def cells(row: Row, beside: Sequence[Row] = ()) -> list[str]:
+    """One measured row in words; among rows of the same operation, with an argument that tells it from them."""
     cost: RowCost = row.cost
     first = next(iter(cost.runs.values()))
     limits = "+".join(dict.fromkeys(run.least.limit for run in first if run.least is not None)) or "?"
-    found = [row.call.operation, limits]
+    found = [row.call.operation + _apart(row, beside), limits]
     for chip, runs in cost.runs.items():
         ratios = [run.ratio for run in runs if run.ratio is not None]
         found += [
@@ -43,6 +44,14 @@ def cells(row: Row) -> list[str]:
             _micro(cost.counted(chip)),
         ]
     return found
+
+
+def _apart(row: Row, beside: Sequence[Row]) -> str:
+    same = [other for other in beside if other is not row and other.call.operation == row.call.operation]
+    for name, text in row.call.arguments:
+        if same and all(dict(other.call.arguments).get(name) != text for other in same):
+            return f" {text.split(']')[0]}]" if text.startswith("[") else f" {name}={text}"
+    return ""
 
 
 def parts(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
@@ -86,16 +95,16 @@ def show(rows: Sequence[Row], console: Console) -> None:
     """Print the table."""
     console.print()
     console.print(plain(TITLE, "bold"))
-    table = Table.grid(padding=(0, 2))
-    titles = columns()
-    for number in range(len(titles)):
-        table.add_column(justify="left" if number < 2 else "right")
-    table.add_row(*(plain(title, "dim") for title in titles))
-    for title, some in parts(rows):
-        table.add_row(plain(title, "dim"))
+    for number, (title, some) in enumerate(parts(rows)):
+        table = Table.grid(padding=(0, 1))
+        for column, width in enumerate(WIDTHS):
+            table.add_column(justify="left" if column < 2 else "right", min_width=width)
+        if number == 0:
+            table.add_row(*(plain(word, "dim") for word in columns()))
         for row in some:
-            table.add_row(*(plain(cell) for cell in cells(row)))
-    console.print(table)
+            table.add_row(*(plain(cell) for cell in cells(row, some)))
+        console.print(plain(title, "dim"))
+        console.print(table)
     for line in totals(rows):
         console.print(plain(line))
     for line in FOOT:
@@ -108,5 +117,5 @@ def render(rows: Sequence[Row]) -> list[str]:
     for title, some in parts(rows):
         lines += ["", f"### {title.capitalize()}", "", "| " + " | ".join(columns()) + " |"]
         lines.append("|---|---|" + "---:|" * (len(columns()) - 2))
-        lines += ["| " + " | ".join(cells(row)) + " |" for row in some]
+        lines += ["| " + " | ".join(cells(row, some)) + " |" for row in some]
     return [*lines, "", *(f"- {line}" for line in (*totals(rows), *FOOT))]

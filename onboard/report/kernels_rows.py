@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from onboard.checks.kernels import KernelReport, Row
 
@@ -37,32 +38,43 @@ class Line:
 
 def lines(report: KernelReport) -> list[Line]:
     """In the order of a step, the phases one after the other."""
-    grouped: dict[tuple[str, str, str, str], list[Row]] = {}
+    grouped: dict[tuple[Any, ...], list[Row]] = {}
     sizes: dict[str, list[int]] = {}
     for row in report.rows:
         phase = row.shape.phase.value
         choice = row.kernel or ("compiler" if row.compiler else "torch")
-        grouped.setdefault((phase, row.call.operation, choice, row.why()), []).append(row)
+        refusals = tuple((name, said.field, said.limit) for name, said in row.answers.items() if not said.ok)
+        grouped.setdefault((phase, row.call.operation, choice, refusals), []).append(row)
         if row.shape.size not in sizes.setdefault(phase, []):
             sizes[phase].append(row.shape.size)
-    found = [_line(key, rows, sizes[key[0]]) for key, rows in grouped.items()]
+    found = [_line(rows, choice, sizes[phase]) for (phase, _, choice, _), rows in grouped.items()]
     order = list(TITLES)
     return sorted(found, key=lambda line: order.index(line.phase))
 
 
-def _line(key: tuple[str, str, str, str], rows: list[Row], all_sizes: list[int]) -> Line:
-    phase, operation, choice, why = key
+def _line(rows: list[Row], choice: str, all_sizes: list[int]) -> Line:
     of = sorted({row.shape.size for row in rows})
     largest = [row for row in rows if row.shape.size == of[-1]]
     return Line(
-        phase,
-        operation,
+        rows[0].shape.phase.value,
+        rows[0].call.operation,
         _ranges(of, sorted(all_sizes)),
         sum(row.count for row in largest),
         choice,
-        why,
+        _why(rows),
         rows[0].refused,
     )
+
+
+def _why(rows: list[Row]) -> str:
+    """The refusals of rows that differ in values alone."""
+    parts = []
+    for name, said in rows[0].answers.items():
+        if not said.ok:
+            values = list(dict.fromkeys(str(row.answers[name].value) for row in rows))
+            shown = values[0] if len(values) == 1 else f"{values[0]} to {values[-1]}"
+            parts.append(f"{name}: {said.field} is {shown}, it takes {said.limit}")
+    return "; ".join(parts) or ("there is no NKI kernel for it" if rows[0].refused else "")
 
 
 def _ranges(some: list[int], every: list[int]) -> str:

@@ -12,7 +12,7 @@ SCORES = ("softmax", "sigmoid", "sqrtsoftplus", "sparsemixer")
 GROUP_SCORES = ("max", "top2_sum")
 
 
-@operation
+@operation(compiler="a product with E columns and a top-k of E numbers, small beside the experts that it chooses")
 def route(
     x_TH: Tensor,
     router_EH: Tensor,

@@ -103,7 +103,7 @@ def test_a_refusal_names_size_field_and_limit(folders: dict[str, str], picky: No
     small, large = found["prefill", "mlp"]
     assert (small.sizes, small.choice, small.why) == ("16-32", "nki.mlp", "")
     assert (large.sizes, large.choice) == ("64", "torch") and large.refused
-    assert large.why == "nki.mlp: no: x_TH.shape[0] is 64, the kernel takes at most 32 tokens"
+    assert large.why == "nki.mlp: x_TH.shape[0] is 64, it takes at most 32 tokens"
     assert found["decode", "o_proj"][0].why == "there is no NKI kernel for it"
     text = kernels_markdown.render(report)
     assert "Plain torch in some shapes: mlp, o_proj." in text and "at most 32 tokens |" in text
