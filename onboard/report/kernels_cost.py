@@ -24,7 +24,7 @@ FOOT = (
 
 def columns() -> list[str]:
     """Titles of :func:`cells`."""
-    found = ["operation", "bound by"]
+    found = ["operation", "bound"]
     for chip in CHIPS:
         found += [f"{chip} least", "work", "time"]
     return found
