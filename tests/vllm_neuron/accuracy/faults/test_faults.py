@@ -1,0 +1,41 @@
+"""Every planted fault is found, and the place that is named is the one that was stated beforehand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.vllm_neuron.accuracy.faults.attention_faults import attention_faults
+from tests.vllm_neuron.accuracy.faults.block_faults import block_faults
+from tests.vllm_neuron.accuracy.faults.fault import Fault
+
+FAULTS = [*attention_faults(), *block_faults()]
+# Those that only show after everything else has passed take longest; `make sweep` runs them all.
+QUICK = {
+    "attention not summed",
+    "gate and up cut as one block",
+    "positions in bf16",
+    "shard cut along the other dimension",
+    "softmax summed in bf16",
+}
+
+
+def _parameters() -> list[object]:
+    late = [f for f in FAULTS if (f.where.phase == "TP 2" or f.where.dtype != "float32") and f.name not in QUICK]
+    return [pytest.param(f, id=f.name, marks=[pytest.mark.slow] if f in late else []) for f in FAULTS]
+
+
+@pytest.mark.parametrize("fault", _parameters())
+def test_fault_is_found_where_it_is(fault: Fault) -> None:
+    found = fault.look()
+    assert found.outcome == "fail", f"not found: {found.verdict}"
+    assert found.place is not None
+    assert fault.where.met(found.place), f"{found.place.words()} for {fault.where.words()}: {found.place.evidence}"
+    # What shows in float32 is found there; what shows in bfloat16 alone has passed in float32.
+    assert (fault.where.dtype == "bfloat16") == (len(found.levels) == 2)
+
+
+def test_the_matrix_is_large_enough() -> None:
+    names = [fault.name for fault in FAULTS]
+    assert len(set(names)) == len(names) >= 30
+    assert {fault.model for fault in FAULTS} >= {"llama", "gemma2", "gemma3", "gpt_oss", "qwen3_moe"}
+    assert {fault.where.phase for fault in FAULTS} >= {"prefill", "decode", "chunked prefill", "batch", "TP 2"}
