@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import threading
+from collections.abc import Iterable
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -123,6 +125,16 @@ def fail(argument: str, value: Any, limit: str, action: str = "") -> NoReturn:
     core = local.core
     hint = f"{action} {STANDIN}" if action else STANDIN
     raise KernelError(core.kernel if core else "(no kernel)", argument, value, limit, kernel_line(), hint)
+
+
+def missing(name: str, module: str, known: Iterable[str]) -> str:
+    """The message of an AttributeError for a name that a module of the stand-in hasn't."""
+    if "mx" in name.split("_"):
+        return f"{module}.{name}: the MX types of trn3 are not part of the stand-in. {STANDIN}"
+    public = [other for other in known if not other.startswith("_")]
+    close = difflib.get_close_matches(name, public, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{module} has no {name!r} here.{hint} {STANDIN}"
 
 
 def kernel_line() -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_neuron.nki.standin.core import current, fail
+from vllm_neuron.nki.standin.core import current, fail, missing
 from vllm_neuron.nki.standin.dtypes import DTYPES, as_dtype
 from vllm_neuron.nki.standin.memory import (
     PARTITIONS,
@@ -287,28 +287,31 @@ def while_loop(init: Register, body_fun: Callable[[Register], Register]) -> None
             fail("while_loop.body_fun", type(register).__name__, "the next condition, a register")
 
 
-def shared_constant(values: Any, dtype: Any = None, name: str = "") -> Tensor:
-    """A constant in HBM, written by the host: a NumPy array, or anything that makes one."""
+def shared_constant(constant: Any, dtype: Any = None, name: str = "") -> Tensor:
+    """A constant in shared HBM, put there when a model is loaded: an array, what makes one, or the path of an .npy file."""
     current("shared_constant")
-    array = np.asarray(values)
+    array = np.load(constant) if isinstance(constant, str) else np.asarray(constant)
     kind = as_dtype(array.dtype if dtype is None else dtype)
     if kind is None:
         fail("shared_constant.dtype", dtype or array.dtype, "an element type of nki.language")
     array = np.ascontiguousarray(array.astype(kind.numpy))
-    return Tensor.of(
-        Storage(
-            array.shape or (1,),
-            kind,
-            MemoryRegion.private_hbm,
-            name or "shared_constant",
-            array.reshape(array.shape or 1),
-        )
-    )
+    shape = array.shape or (1,)
+    region = MemoryRegion.shared_hbm
+    return Tensor.of(Storage(shape, kind, region, name or "shared_constant", array.reshape(shape)))
 
 
-def shared_identity_matrix(n: int, dtype: Any = "uint8", name: str = "") -> Tensor:
-    """An identity matrix in HBM."""
-    return shared_constant(np.eye(n, dtype=np.uint8), dtype, name or "shared_identity_matrix")
+def shared_identity_matrix(n: int, dtype: Any = "uint8", dst: Tensor | None = None) -> Tensor:
+    """An identity matrix in SBUF, in ``dst`` or in a new tile; counted as one DMA from HBM."""
+    from vllm_neuron.nki.standin.isa.dma import dma_copy
+
+    identity = shared_constant(np.eye(n, dtype=np.uint8), dtype, "identity")
+    t = ndarray((n, n), dtype, MemoryRegion.sbuf, "identity") if dst is None else dst
+    dma_copy(t, identity)
+    return t
 
 
 fp32_min = -float(np.finfo(np.float32).max)
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(missing(name, "nki.language", globals()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import MISSING
 from typing import Any
 
 
@@ -36,6 +37,9 @@ def _construct(self: Any, *args: Any, **kwargs: Any) -> None:
         if name not in fields and not hasattr(cls, name):
             raise TypeError(f"{cls.__name__} has no attribute {name!r}; known: {', '.join(names)}")
         values[name] = value
+    for name, made in getattr(cls, "__dataclass_fields__", {}).items():
+        if name not in values and made.default_factory is not MISSING:
+            values[name] = made.default_factory()
     for name, value in values.items():
         object.__setattr__(self, name, value)
     post = getattr(self, "__post_init__", None)

@@ -327,9 +327,10 @@ def test_register_that_was_never_loaded():
 
 def test_shared_constants():
     def body(x):
-        return out(tile(nl.shared_identity_matrix(5, dtype=nl.bfloat16))), out(
-            tile(nl.shared_constant(np.arange(6).reshape(2, 3), dtype=nl.float32))
-        )
+        mine = empty((5, 5), nl.bfloat16)
+        assert nl.shared_identity_matrix(5, dtype=nl.bfloat16, dst=mine) is mine
+        assert nl.shared_identity_matrix(3).buffer == nl.sbuf
+        return out(mine), out(tile(nl.shared_constant(np.arange(6).reshape(2, 3), dtype=nl.float32)))
 
     identity, numbers = run(body, normal(2, 2))
     assert np.array_equal(identity.astype(np.float32), np.eye(5))

@@ -3,7 +3,7 @@
 import importlib
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -70,6 +70,25 @@ def test_importing_it_takes_neither_torch_nor_vllm():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "message"),
+    [
+        (nisa, "nc_matmul_mx", "MX types of trn3"),
+        (nisa, "tensor_tensr", "Did you mean 'tensor_tensor'"),
+        (nl, "bfloat17", "Did you mean 'bfloat16'"),
+        (nl, "qqqq", "has no 'qqqq' here"),
+    ],
+)
+def test_missing_names_say_so(module, name, message):
+    assert not hasattr(module, name)
+    with pytest.raises(AttributeError, match=message):
+        getattr(module, name)
+
+
+def test_older_names_of_engines():
+    assert nisa.constants.engine.tensor is nisa.engine.tensor is nisa.tensor_engine
+
+
 def test_types_are_strings():
     assert nl.bfloat16 == "bfloat16" and str(nl.float8_e4m3) == "float8_e4m3"
     assert {nl.float32: 1}["float32"] == 1
@@ -126,6 +145,12 @@ class Plain(nl.NKIObject):
 
 
 @dataclass
+class Lists(nl.NKIObject):
+    items: list = field(default_factory=list)
+    name: str = ""
+
+
+@dataclass
 class Derived(Config):
     extra: float = 0.5
 
@@ -137,6 +162,7 @@ def test_objects_have_a_lenient_keyword_constructor():
     assert Plain(other=2).double() == 6
     assert Plain(size=5).double() == 10
     assert Derived(size=1, extra=2.0, hidden=3).extra == 2.0
+    assert Lists(name="a").items == [] and Lists().items is not Lists().items
     with pytest.raises(TypeError, match="sise"):
         Config(sise=3)
 

@@ -104,7 +104,7 @@ def test_matmul_with_is_transpose_keeps_bits():
     x = normal(16, 24, dtype=BF16)
 
     def kernel(a):
-        identity = tile(nl.shared_identity_matrix(16, dtype=nl.bfloat16))
+        identity = nl.shared_identity_matrix(16, dtype=nl.bfloat16)
         p = empty((24, 16), nl.bfloat16, nl.psum)
         nisa.nc_matmul(dst=p, stationary=tile(a), moving=identity, is_transpose=True)
         return out(p)

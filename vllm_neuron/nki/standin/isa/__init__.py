@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+from vllm_neuron.nki.standin.core import missing
 from vllm_neuron.nki.standin.isa.control import (
     VirtualRegister,
     core_barrier,
@@ -47,6 +51,22 @@ scalar_engine = engine.scalar
 gpsimd_engine = engine.gpsimd
 unknown_engine = engine.unknown
 
+# The enumerations under the name that older kernels use.
+constants = SimpleNamespace(
+    dge_mode=dge_mode,
+    dma_engine=dma_engine,
+    engine=engine,
+    matmul_perf_mode=matmul_perf_mode,
+    nc_version=nc_version,
+    oob_mode=oob_mode,
+    reduce_cmd=reduce_cmd,
+)
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(missing(name, "nki.isa", globals()))
+
+
 __all__ = [
     "VirtualRegister",
     "activation",
@@ -54,6 +74,7 @@ __all__ = [
     "affine_select",
     "bn_aggr",
     "bn_stats",
+    "constants",
     "core_barrier",
     "dge_mode",
     "dma_compute",
