@@ -60,7 +60,7 @@ def capture_lines(folder: CaptureFolder) -> Iterator[str]:
         elif not each:
             yield f"  rank {rank} has no index.json: its run did not end; the files are whole"
     yield ""
-    yield "modules (T: tokens of the step)"
+    yield "modules (T: rows that are tokens)"
     for name in folder.modules:
         calls = [call for step in folder.steps for call in step.calls if call.module == name]
         shapes = ", ".join(

@@ -15,7 +15,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -52,7 +52,8 @@ class EngineOptions:
         max_num_seqs: rows of a decode, and rows of the head at a time; no more than a chunk, which is vLLM's rule.
         tensor_parallel_size: ranks, each a process of its own when more than one.
         kernels: ``auto``, ``off``, ``simulate`` or ``require`` (``VLLM_NEURON_KERNELS``).
-        enable_prefix_caching: as served; off by default, so that equal prefixes are computed each time.
+        enable_prefix_caching: a prompt whose beginning was scored before goes on from the cached blocks, and
+            ``Scored.first`` is the first position that was computed. Off by default: all positions are computed.
         kv_cache_bytes: of each rank; vLLM's ``kv_cache_memory_bytes``.
         neuron_config: the plugin's own.
         engine: any further options of ``vllm.LLM``.
@@ -175,7 +176,7 @@ class EngineSource:
         """
         buffer = LogitsBuffer(len(prompt_ids), self.vocab_size, self.scratch)
         scored = self.stream([(prompt_ids, steps)], lambda _, position, rows: buffer.write(position, rows))[0]
-        return Scored(buffer.filled(), scored.seen_ids, kv=scored.kv, partial=scored.partial, notes=scored.notes)
+        return replace(scored, logits_TV=buffer.filled())
 
     def stream(self, prompts: Sequence[tuple[Sequence[int], int]], on_rows: OnRows) -> list[Scored]:
         """Score prompts side by side, as the scheduler batches them, without keeping their logits.
@@ -183,7 +184,7 @@ class EngineSource:
         Args:
             prompts: ``(ids, steps)`` of each, as in :meth:`score`.
             on_rows: gets each piece of logits when it is computed, to be read before it returns; the pieces of one
-                prompt come in order, without gaps.
+                prompt come in order, without gaps, from ``Scored.first`` on.
 
         Returns:
             One for each prompt, ``logits_TV`` None; ``partial`` where the engine ended a request early.
@@ -229,13 +230,14 @@ class EngineSource:
             max_tokens=steps + 1,
             ignore_eos=True,
             prompt_logprobs=0,
+            skip_reading_prefix_cache=not self.options.enable_prefix_caching,
             detokenize=False,
             extra_args={"forced_ids": ids[len(ids) - steps :]} if steps else None,
         )
         self._requests += 1
         prompt = {"prompt_token_ids": ids[: len(ids) - steps]}
         internal = self._llm.llm_engine.add_request(f"score-{self._requests}.{number}", prompt, params)
-        return _Run(internal, number, len(ids))
+        return _Run(internal, number, len(ids), ids)
 
     def _finish(self, run: _Run, output: Any) -> None:
         run.done = True
@@ -295,11 +297,19 @@ class EngineSource:
 
 @dataclass
 class _Run:
-    """One prompt on its way: ``next`` is the first position whose logits have not come."""
+    """One prompt on its way.
+
+    Attributes:
+        internal: vLLM's id. number: place among the prompts.
+        length: of the prompt, the decoded tokens included. asked: of it, what was given as the prompt.
+        first: position of the first logits; what lies before came from cached blocks. next: of the next ones.
+    """
 
     internal: str
     number: int
     length: int
+    asked: list[int]
+    first: int = 0
     next: int = 0
     done: bool = False
     kv: tuple[LayerKV, ...] | None = None
@@ -307,8 +317,10 @@ class _Run:
     notes: list[str] = field(default_factory=list)
 
     def scored(self) -> Scored:
-        seen = tuple(self.ids[position] for position in sorted(self.ids))
-        return Scored(None, seen, kv=self.kv, partial=self.next < self.length, notes=tuple(self.notes))
+        # vLLM finds cached blocks by their ids, so those before the first computed position are the prompt's.
+        seen = (*self.asked[: self.first], *(self.ids[position] for position in sorted(self.ids)))
+        partial = self.next < self.length
+        return Scored(None, seen, kv=self.kv, first=self.first, partial=partial, notes=tuple(self.notes))
 
 
 def _hand_on(runs: Mapping[str, _Run], piece: Tapped, on_rows: OnRows) -> None:
@@ -319,6 +331,8 @@ def _hand_on(runs: Mapping[str, _Run], piece: Tapped, on_rows: OnRows) -> None:
     if run is None:
         return
     if isinstance(piece, RanIds):
+        if not run.ids:
+            run.first = run.next = piece.position
         run.ids.update({piece.position + i: token for i, token in enumerate(piece.ids)})
         return
     known = run.next - piece.position

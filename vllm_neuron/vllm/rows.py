@@ -22,6 +22,7 @@ class LogitsBuffer:
     """
 
     def __init__(self, positions: int, vocab_size: int, scratch: Path | None = None) -> None:
+        self.first: int | None = None
         self.rows = 0
         if positions * vocab_size * 4 <= IN_MEMORY:
             self._all_TV = torch.empty(positions, vocab_size)
@@ -32,10 +33,12 @@ class LogitsBuffer:
         self._all_TV = flat.view(positions, vocab_size)
 
     def write(self, position: int, rows_RV: Tensor) -> None:
-        """Put rows at a position, the one after the last row that was written."""
-        assert position == self.rows
-        self.rows = position + rows_RV.shape[0]
-        self._all_TV[position : self.rows] = rows_RV
+        """Put rows behind those that were written; ``position`` is that of the first."""
+        if self.first is None:
+            self.first = position
+        assert position == self.first + self.rows
+        self._all_TV[self.rows : self.rows + rows_RV.shape[0]] = rows_RV
+        self.rows += rows_RV.shape[0]
 
     def filled(self) -> Tensor:
         """The rows written so far."""

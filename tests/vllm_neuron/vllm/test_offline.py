@@ -157,6 +157,32 @@ def test_engines_follow_each_other_in_one_process(checkpoint: Any, cpu_mode: Non
         assert_equal(source.score(ids, 4).logits_TV, checkpoint("llama").logits(ids))
 
 
+def test_cached_prefixes_are_gone_on_from(checkpoint: Any, cpu_mode: None) -> None:
+    """The second time, whole blocks of the prompt come from the cache; what is computed after them is the same."""
+    ids = prompts_of(110)[0]
+    expected = checkpoint("gemma3").logits(ids)
+    options = EngineOptions(enable_prefix_caching=True, **TINY)
+    with EngineSource(checkpoint("gemma3").folder, options) as source:
+        cold, warm = source.score(ids, 5), source.score(ids, 5)
+    assert cold.first == 0 and warm.first == 96 and cold.seen_ids == warm.seen_ids == tuple(ids)
+    assert_equal(cold.logits_TV, expected)
+    assert_equal(warm.logits_TV, expected[96:])
+    for a, b in zip(cold.kv, warm.kv, strict=True):
+        assert a.start == b.start and (a.keys_SKD - b.keys_SKD).norm() <= 1e-5 * a.keys_SKD.norm()
+
+
+def test_modules_of_compiled_layers_are_refused(checkpoint: Any, cpu_mode: None, monkeypatch: Any) -> None:
+    """Nothing is compiled here: the switch alone decides."""
+    monkeypatch.setattr("vllm_neuron.vllm.adapter.cpu._compile_layers", lambda model: None)
+    options = EngineOptions(neuron_config={"compile_layers": True, "warmup": "sample"}, **TINY)
+    with (
+        EngineSource(checkpoint("llama").folder, options) as source,
+        pytest.raises(ConfigError, match="an engine without compile_layers"),
+        source.modules(["layers.*"]),
+    ):
+        pass
+
+
 def test_a_model_that_is_not_there(tmp_path: Path, cpu_mode: None) -> None:
     with pytest.raises(ConfigError, match="a checkpoint folder, or an id"):
         EngineSource(tmp_path / "nothing", EngineOptions(**TINY))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -182,6 +184,23 @@ def test_a_step_that_never_ended_has_its_inputs(engine: Any, tmp_path: Path) -> 
     found = replay(tmp_path / "s" / "step-000000")
     assert found.tokens == 9 and not found.tensors and not found.bitwise
     assert "never ended" in found.notes[0]
+
+
+def test_a_full_disk_stops_snapshots_and_not_the_engine(
+    engine: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = engine("llama", **options(dir=str(tmp_path / "s"), steps=["0-9"], max_captures=9))
+    logger, limit = logging.getLogger("vllm_neuron"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    logger.addHandler(caplog.handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limit[1]))
+    try:
+        run(llm, (9,))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        logger.removeHandler(caplog.handler)
+    said = [r.getMessage() for r in caplog.records if "input_snapshot: stops" in r.getMessage()]
+    assert len(said) == 1 and "File too large" in said[0]
+    assert not [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
 
 
 def test_the_parent_folder_names_its_steps(one: Path) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vllm_neuron.errors import ConfigError
 from vllm_neuron.model.kv_cache import KVBinding, LayerSpec
+from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.snapshot.capture import ModuleHooks, Record, call_tensors, copied, output_tensors
 from vllm_neuron.step import Step
 from vllm_neuron.vllm.worker.kv import GroupShape
@@ -178,6 +180,7 @@ class Inspection:
 
     runner: Any
     rank: int
+    config: NeuronConfig
 
     def tap_logits(self, sink: Callable[[Tapped], None] | None = None) -> None:
         """Start handing logits out; rank 0 has them whole."""
@@ -189,7 +192,13 @@ class Inspection:
         return self._tap.take()
 
     def tap_modules(self, patterns: Sequence[str]) -> tuple[str, ...]:
-        """Start recording modules; their names."""
+        """Start recording modules; their names.
+
+        Raises:
+            ConfigError: a pattern that fits no module, or layers that are compiled, whose graphs call no hooks.
+        """
+        if self.config.compile_layers:
+            raise ConfigError("modules", list(patterns), "an engine without compile_layers")
         self._modules = ModuleTap(self.runner.model, patterns, self.rank)
         self.runner.watch.watchers.append(self._modules)
         return self._modules._hooks.names
