@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from vllm_neuron.accuracy.ways import DECODE, PREFILL, WAYS, Way
 from vllm_neuron.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MOST_RANKS = 4
 Reference = Callable[[torch.dtype], HFModel]
 
 
@@ -133,8 +134,11 @@ def _runs(rig: Rig, ways: Sequence[Way], run: list[WayResult], progress: Callabl
     for way in ways:
         progress(f"{way.name} in float32")
         begin = time.perf_counter()
-        found, _ = diverges(rig, way)
+        way, found, refusal = _diverges(rig, way)
         seconds = time.perf_counter() - begin
+        if refusal:
+            run.append(WayResult(way.name, f"not run: {refusal}", seconds=seconds))
+            continue
         if found is None:
             run.append(WayResult(way.name, "pass: as the reference", seconds=seconds))
             continue
@@ -142,6 +146,24 @@ def _runs(rig: Rig, ways: Sequence[Way], run: list[WayResult], progress: Callabl
         progress(f"{way.name}: the guilty block")
         return locate(rig, way) or _propagated(rig, way, found)
     return None
+
+
+def _diverges(rig: Rig, way: Way) -> tuple[Way, Divergence | None, str]:
+    """A free run, on the next larger number of ranks where the model's heads can't be divided by this one.
+
+    Returns:
+        The way that was run, where it leaves the reference, and why it was not run at all.
+    """
+    refusal = ""
+    for ranks in range(way.ranks, MOST_RANKS + 1) if way.ranks > 1 else (1,):
+        tried = way if ranks == way.ranks else replace(way, name=f"TP {ranks}", ranks=ranks)
+        try:
+            return tried, diverges(rig, tried)[0], ""
+        except ConfigError as error:
+            if ranks == 1 or "tensor_parallel_size" not in str(error):
+                raise
+            refusal = refusal or str(error)
+    return way, None, refusal
 
 
 def _words(found: Divergence) -> str:
@@ -170,4 +192,5 @@ def _verdict(place: Place | None, run: Sequence[WayResult], levels: Sequence[Lev
     failed = next((level.verdict for level in levels if level.outcome == "fail"), None)
     if failed is not None:
         return failed
-    return f"pass: {len(run)} ways and {sum(len(level.blocks) for level in levels)} blocks agree"
+    ran = sum(outcome_of(way.verdict) == "pass" for way in run)
+    return f"pass: {ran} ways and {sum(len(level.blocks) for level in levels)} blocks agree"
