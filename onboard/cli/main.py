@@ -23,6 +23,7 @@ from onboard.errors import RunError
 from vllm_neuron.errors import NeuronError
 
 COMMANDS: dict[str, LazyCommand] = {
+    "bisect": LazyCommand("onboard.cli.bisect", "Name the first module of a package that is wrong by itself."),
     "capture": LazyCommand("onboard.cli.capture", "Write what modules of a served model are given and give."),
     "catalog": LazyCommand("onboard.cli.catalog", "List well-known models whose architecture is bundled."),
     "demo": LazyCommand("onboard.cli.demo", "The whole way on real weights: compare, generate, prove, serve, ask."),
@@ -35,6 +36,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "new": LazyCommand("onboard.cli.new", "Write a model package from a config, and prove it."),
     "replay": LazyCommand("onboard.cli.replay", "Run one recorded step again and compare it bit by bit."),
     "update": LazyCommand("onboard.cli.update", "Render a package again and merge that into your edits."),
+    "validate": LazyCommand("onboard.cli.validate", "Is it a bug or BF16? Modules, tokens, tasks, and the place."),
     "verify": LazyCommand("onboard.cli.verify", "Prove that a package computes what transformers computes."),
     "zoo": LazyCommand("onboard.cli.zoo", "Write and prove a package for every decoder of transformers."),
 }
