@@ -22,7 +22,12 @@ WIDTH = 100
 
 def pages() -> dict[str, str]:
     """File name -> text of every generated page."""
-    return {"cli.md": cli_page(), "environment.md": environment_page(), "configuration.md": configuration_page()}
+    return {
+        "cli.md": cli_page(),
+        "environment.md": environment_page(),
+        "configuration.md": configuration_page(),
+        "operations.md": operations_page(),
+    }
 
 
 def cli_page() -> str:
@@ -84,6 +89,46 @@ def configuration_page() -> str:
             *(f"## {name}\n\n{_fields(kind)}" for name, kind in NESTED.items()),
             "## Refused\n",
             refused + ", ".join(f"`{name}`" for name in NOT_YET) + ".\n",
+        )
+    )
+
+
+def operations_page() -> str:
+    """Every operation with its kernels, and the calls of the public kernel library."""
+    import vllm_neuron.functional as NF
+    from vllm_neuron.functional import on_nki
+    from vllm_neuron.nki.library import CALLS, FLOOR, NOT_CALLED
+
+    def kernels(operation: Any, target: str) -> str:
+        return ", ".join(f"`{kernel.name}`" for kernel in operation.kernels if kernel.target == target)
+
+    rows = [
+        (
+            f"`{name}`",
+            (operation.__doc__ or "").splitlines()[0].replace("](", "] ("),
+            kernels(operation, "nki")
+            or (f"left to the compiler: {operation.compiler}" if operation.compiler else "none"),
+            kernels(operation, "cpu") or "the reference",
+        )
+        for name, operation in sorted(NF.OPERATIONS.items())
+    ]
+    calls = [(f"`{call.operation}`", f"`{call.module}.{call.function}`", call.layout, call.limits) for call in CALLS]
+    note = "Kernels are tried from left to right; `NF.<operation>.explain(...)` says what each answers to a call.\n"
+    floor = ".".join(map(str, FLOOR))
+    library = (
+        f"Tried before our own kernels where `nkilib` {floor} or later is installed. From its public documentation and "
+        "sources; hardware has not seen these calls from here.\n"
+    )
+    return "\n".join(
+        (
+            GENERATED,
+            "# Operations and their kernels\n",
+            f"Registered by `{on_nki.__name__}`. {note}",
+            table(("operation", "what", "on NKI", "in CPU mode"), rows),
+            "## The public kernel library\n",
+            library,
+            table(("operation", "call", "layout", "limits"), calls),
+            table(("operation", "why the library is not called"), [(f"`{k}`", v) for k, v in NOT_CALLED.items()]),
         )
     )
 

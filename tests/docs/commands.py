@@ -36,6 +36,12 @@ ELSEWHERE: dict[str, str] = {
     '--prompt "The capital is" --tokens 3 --to out': "tests/vllm_neuron/vllm/test_capture_cli.py",
     "onboard replay snapshots/step-000006": "tests/vllm_neuron/vllm/test_capture_cli.py",
     "VLLM_NEURON_CPU_MODE=1 vllm serve ./my-checkpoint": "tests/onboard/demo/test_demo.py",
+    "VLLM_NEURON_CPU_MODE=1 VLLM_NEURON_KERNELS=require vllm serve ./my-checkpoint": (
+        "tests/vllm_neuron/vllm/test_server_kernels.py"
+    ),
+    (
+        "onboard kernels meta-llama/Llama-3.1-8B --tp 8 --lnc 2 --max-num-batched-tokens 256 --cost --trace trace.json"
+    ): "tests/onboard/checks/test_kernels.py",
 }
 
 
