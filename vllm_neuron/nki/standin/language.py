@@ -288,7 +288,7 @@ def while_loop(init: Register, body_fun: Callable[[Register], Register]) -> None
 
 
 def shared_constant(constant: Any, dtype: Any = None, name: str = "") -> Tensor:
-    """A constant in shared HBM, put there when a model is loaded: an array, what makes one, or the path of an .npy file."""
+    """A constant in shared HBM, put there when a model is loaded: an array, or the path of an .npy file."""
     current("shared_constant")
     array = np.load(constant) if isinstance(constant, str) else np.asarray(constant)
     kind = as_dtype(array.dtype if dtype is None else dtype)

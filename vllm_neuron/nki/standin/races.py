@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,39 +19,50 @@ from vllm_neuron.nki.standin.tensor import Tensor
 _lock = threading.Lock()
 
 
-def _marks(t: Tensor, index: Any) -> NDArray[np.int8] | None:
-    """Who wrote the view's elements last (0 nobody, else program + 1); None without marks or under another type."""
-    writers = t.storage.writers
+def marks(t: Tensor) -> NDArray[np.int8]:
+    """Who wrote each element of the storage last: 0 nobody since the last barrier, else program + 1."""
+    storage = t.storage
+    if storage.writers is None:
+        with _lock:
+            if storage.writers is None:
+                storage.writers = np.zeros(storage.numel, np.int8)
+    return storage.writers
+
+
+def _view(t: Tensor, writers: NDArray[np.int8]) -> NDArray[np.int8] | None:
+    """The marks under a view; None under a type of another size."""
     size = t.storage.dtype.itemsize
-    if writers is None or t.dtype.itemsize != size:
+    if t.dtype.itemsize != size:
         return None
-    if index is not None:
-        return writers[index]
     return np.ndarray(t.shape, np.int8, writers, t.start // size, tuple([s // size for s in t.steps]))
 
 
-def wrote(core: Core, t: Tensor, index: Any = None) -> None:
-    """Remember a write to shared memory, to a view or to elements of its storage."""
-    if t.storage.writers is None:
-        with _lock:
-            if t.storage.writers is None:
-                t.storage.writers = np.zeros(t.storage.numel, np.int8)
-    if index is not None:
-        t.storage.writers[index] = core.program + 1
-        return
-    marks = _marks(t, None)
-    if marks is not None:
-        marks[...] = core.program + 1
+def wrote(core: Core, t: Tensor) -> None:
+    """Remember a write to shared memory."""
+    view = _view(t, marks(t))
+    if view is not None:
+        view[...] = core.program + 1
 
 
-def check(core: Core, t: Tensor, argument: str, index: Any = None) -> None:
+def check(core: Core, t: Tensor, argument: str) -> None:
     """Refuse a read of what the other program wrote since the last barrier.
 
     Raises:
         KernelError: see above.
     """
-    marks = _marks(t, index)
-    if marks is not None and (marks == 2 - core.program).any():
+    writers = t.storage.writers
+    view = None if writers is None else _view(t, writers)
+    if view is not None:
+        check_marks(core, t, argument, view)
+
+
+def check_marks(core: Core, t: Tensor, argument: str, found: NDArray[np.int8]) -> None:
+    """Refuse marks of the other program.
+
+    Raises:
+        KernelError: see ``check``.
+    """
+    if (found == 2 - core.program).any():
         fail(
             argument,
             f"elements of {t!r} that program {1 - core.program} wrote",

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from vllm_neuron.nki.standin import races
 from vllm_neuron.nki.standin.core import Core, current, fail
 from vllm_neuron.nki.standin.isa import operands as o
+from vllm_neuron.nki.standin.isa.ends import End
 from vllm_neuron.nki.standin.isa.enums import dge_mode as modes
 from vllm_neuron.nki.standin.isa.enums import engine as engines
 from vllm_neuron.nki.standin.isa.enums import oob_mode as bounds
@@ -20,113 +20,6 @@ from vllm_neuron.nki.standin.views import Shape
 
 MAX_SOURCES = 16
 _PERMUTATIONS: dict[int, Shape] = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
-
-
-class _Side:
-    """One end of a transfer: values read or written through plain, moved or gathered addresses.
-
-    Attributes:
-        plain: the view, when its address is known; None for a gather, and for a skipped transfer.
-        shape: its shape.
-        inside: for a gather, which rows are inside the tensor.
-    """
-
-    __slots__ = ("argument", "indirect", "inside", "plain", "shape", "starts", "tensor")
-
-    def __init__(self, t: Any, argument: str, oob: Any) -> None:
-        self.argument = argument
-        self.indirect = type(t) is Indirect
-        self.inside: Any = None
-        self.starts: Any = None
-        if not self.indirect:
-            self.tensor: Tensor = o.operand(t, argument, o.DMA)
-            self.plain: Tensor | None = self.tensor
-            self.shape = self.tensor.shape
-            return
-        self.tensor = t
-        self.shape = t.shape
-        if t.place == "psum":
-            fail(argument, f"{t!r}", "a tensor in hbm or sbuf")
-        self.plain = None
-        if t.vector is None:
-            self.plain = t.fixed()
-            if self.plain is None and oob is not bounds.skip:
-                self._outside(t, t.scalar_value())
-            self.inside = np.array(self.plain is not None)
-            return
-        self.starts, self.inside = t.rows()
-        if not self.inside.all() and oob is not bounds.skip:
-            row = int(np.argmin(self.inside))
-            self._outside(t, int(t.vector.array.reshape(-1)[row]))
-
-    def _outside(self, t: Indirect, index: int) -> None:
-        fail(
-            self.argument,
-            f"index {index}",
-            f"0 to {t.limit - 1} of {t.base!r}",
-            "Pass oob_mode=nisa.oob_mode.skip to leave such rows alone.",
-        )
-
-    def addresses(self) -> Any:
-        """Element indices in the storage of a gather, ``shape`` long; rows outside point to 0."""
-        t = self.tensor
-        size = t.dtype.itemsize
-        index = np.where(self.inside, self.starts, 0) // size
-        for n, stride in zip(t.shape[1:], t.steps[1:], strict=True):
-            index = index[..., None] + np.arange(n) * (stride // size)
-        return index
-
-    def flat(self) -> Any:
-        """The storage as one row of this view's type, writable."""
-        return self.tensor.storage.raw.view(self.tensor.dtype.numpy)
-
-    def read(self) -> Any:
-        """The values; rows outside hold whatever is at address 0."""
-        if self.plain is not None:
-            if self.plain.storage.written is not True:
-                o.unwritten(self.plain, self.argument)
-            if self.plain.storage.shared:
-                races.check(current(self.argument), self.plain, self.argument)
-            return self.plain.array
-        if self.starts is None:
-            return np.zeros(self.shape, self.tensor.dtype.numpy)
-        index = self.addresses()
-        storage = self.tensor.storage
-        if storage.written is not True:
-            ok = storage.flags()[index] if self.tensor.dtype.itemsize == storage.dtype.itemsize else np.array(True)
-            ok = ok | ~self.inside.reshape((-1,) + (1,) * (index.ndim - 1))
-            if not ok.all():
-                fail(self.argument, f"gathered rows of {self.tensor!r} never written", "elements written before a read")
-        if storage.shared:
-            races.check(current(self.argument), self.tensor, self.argument, index[self.inside])
-        return self.flat()[index]
-
-    def write(self, values: Any, keep: Any) -> None:
-        """Store values of this view's type; ``keep`` (one flag a row) leaves rows as they are."""
-        if self.plain is not None:
-            if self.plain.storage.shared:
-                races.wrote(current(self.argument), self.plain)
-            if keep is None or keep.all():
-                self.plain.array[...] = values
-                self.plain.mark()
-            elif keep.any():
-                for row in np.flatnonzero(keep):
-                    part = self.plain[int(row) : int(row) + 1]
-                    part.array[...] = values[row : row + 1]
-                    part.mark()
-            return
-        if self.starts is None:
-            return
-        rows = self.inside if keep is None else self.inside & keep
-        index = self.addresses()[rows]
-        self.flat()[index] = values[rows]
-        storage = self.tensor.storage
-        if storage.shared:
-            races.wrote(current(self.argument), self.tensor, index)
-        if storage.written is not True:
-            if self.tensor.dtype.itemsize != storage.dtype.itemsize:
-                fail(self.argument, self.tensor.dtype, f"a view of the size of {storage.dtype} for a scatter")
-            storage.flags()[index] = True
 
 
 def _convert(values: Any, target: Tensor) -> Any:
@@ -153,8 +46,8 @@ def dma_copy(
     ``dst_rmw_op=nl.add`` adds to what is at ``dst``.
     """
     core = current("dma_copy")
-    t = _Side(dst, "dma_copy.dst", oob_mode)
-    s = _Side(src, "dma_copy.src", oob_mode)
+    t = End(dst, "dma_copy.dst", oob_mode)
+    s = End(src, "dma_copy.src", oob_mode)
     if t.tensor.size != s.tensor.size:
         fail("dma_copy.src", s.shape, f"{t.tensor.size} elements, as dst has {t.shape}")
     if dge_mode is modes.hwdge and t.tensor.dtype != s.tensor.dtype:
@@ -171,7 +64,7 @@ def dma_copy(
     _count(core, "dma_copy", s, t)
 
 
-def _kept(s: _Side, t: _Side) -> Any:
+def _kept(s: End, t: End) -> Any:
     """Rows of dst that a gather reached; None for all."""
     if s.inside is None or s.inside.all():
         return None
@@ -182,18 +75,18 @@ def _kept(s: _Side, t: _Side) -> Any:
     return s.inside
 
 
-def _modified(t: _Side, values: Any, op: Any, oob: Any) -> Any:
+def _modified(t: End, values: Any, op: Any, oob: Any) -> Any:
     if operator(op, "dma_copy.dst_rmw_op", 2).name != "add":
         fail("dma_copy.dst_rmw_op", op, "nl.add")
     if oob is bounds.skip:
         fail("dma_copy.oob_mode", oob, "oob_mode.error with dst_rmw_op")
-    if t.starts is not None and len(np.unique(t.starts)) != len(t.starts):
+    if t.picked is not None and len(np.unique(t.picked)) != len(t.picked):
         fail("dma_copy.dst", "repeated indices", "each index once in a scatter that adds")
     old = t.read().astype(np.float32)
     return o.cast(old + values.astype(np.float32), t.tensor.dtype.numpy)
 
 
-def _count(core: Core, name: str, s: _Side, t: _Side) -> None:
+def _count(core: Core, name: str, s: End, t: End) -> None:
     size = _moved(s, t)
     if core.events is not None:
         core.reads.append(s.tensor.storage.serial)
@@ -216,7 +109,7 @@ def _run(t: Tensor) -> int:
     return run
 
 
-def _moved(s: _Side, t: _Side) -> int:
+def _moved(s: End, t: End) -> int:
     """Bytes moved: of the end in HBM, without skipped rows."""
     end = s if s.tensor.place == "hbm" and t.tensor.place != "hbm" else t
     rows = next((side.inside for side in (s, t) if side.inside is not None), None)
@@ -234,8 +127,8 @@ def dma_transpose(
 ) -> None:
     """Transpose through DMA: ``[1, 0]``, ``[2, 1, 0]`` or ``[3, 1, 2, 0]``; an indirect ``src`` gathers first."""
     core = current("dma_transpose")
-    t = _Side(dst, "dma_transpose.dst", oob_mode)
-    s = _Side(src, "dma_transpose.src", oob_mode)
+    t = End(dst, "dma_transpose.dst", oob_mode)
+    s = End(src, "dma_transpose.src", oob_mode)
     order = _PERMUTATIONS.get(len(s.shape))
     if order is None:
         fail("dma_transpose.src", s.shape, "2, 3 or 4 dimensions")
@@ -253,12 +146,12 @@ def dma_transpose(
     _count(core, "dma_transpose", s, t)
 
 
-def _transposable(s: _Side, t: _Side, mode: Any) -> None:
+def _transposable(s: End, t: End, mode: Any) -> None:
     if mode is modes.hwdge and (s.shape[0] != 16 or s.shape[-1] % 128 or s.tensor.dtype.itemsize != 2):
         fail(
             "dma_transpose.src", repr(s.tensor), "16 rows, a last size divisible by 128 and 2-byte elements with hwdge"
         )
-    if s.starts is not None and (s.tensor.dtype.itemsize != 2 or len(s.starts) % 16):
+    if s.picked is not None and (s.tensor.dtype.itemsize != 2 or len(s.inside) % 16):
         fail("dma_transpose.src", repr(s.tensor), "2-byte elements and a multiple of 16 indices for a gather")
 
 
@@ -273,11 +166,11 @@ def dma_compute(dst: Tensor, srcs: Sequence[Tensor], *args: Any, **kwargs: Any) 
     if not 1 <= len(srcs) <= MAX_SOURCES:
         fail("dma_compute.srcs", len(srcs), f"1 to {MAX_SOURCES} tensors")
     mode = kwargs.get("oob_mode", bounds.error)
-    t = _Side(dst, "dma_compute.dst", mode)
+    t = End(dst, "dma_compute.dst", mode)
     total: Any = None
     sides = []
     for i, src in enumerate(srcs):
-        s = _Side(src, f"dma_compute.srcs[{i}]", mode)
+        s = End(src, f"dma_compute.srcs[{i}]", mode)
         if s.tensor.size != t.tensor.size:
             fail(f"dma_compute.srcs[{i}]", s.shape, f"{t.tensor.size} elements, as dst has {t.shape}")
         values = s.read().astype(np.float32).reshape(t.shape)
