@@ -176,3 +176,12 @@ def test_long(on_cores, agree, normal, length, heads, sizes, dtype, cores):
         pytest.skip("refused: the head size of a latent in float32")
     mask = prefill_mask(length, packed=2)
     both(on_cores, agree, cores, q, k, v, mask, causal=True, **extras(normal, q, length, softcap=5.0, sinks=True))
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(st.integers(1, 2048), HEADS, SIZES, TYPES, OPTIONS, st.booleans(), CORES)
+def test_any_length(on_cores, agree, normal, length, heads, sizes, dtype, options, causal, cores):
+    q, k, v = operands(normal, length, length, heads, sizes, dtype)
+    mask = prefill_mask(length, packed=min(3, length))
+    both(on_cores, agree, cores, q, k, v, mask, causal=causal, **extras(normal, q, length, **options))

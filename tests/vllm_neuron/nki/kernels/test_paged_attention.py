@@ -161,3 +161,17 @@ def test_long(on_cores, agree, normal, rows, blocks, heads, sizes, dtype, operat
     q, cache = case(normal, rows, 1, blocks, heads, sizes, dtype)
     options = extras(normal, q, cache, heads[1], softcap=5.0, sinks=True)
     call(on_cores, agree, OPERATIONS[operation], cores, q, cache, **options)
+
+
+@pytest.mark.slow
+@settings(max_examples=80)
+@given(
+    st.sampled_from(sorted(OPERATIONS)), st.integers(1, 4), st.integers(1, 4), st.integers(1, 128),
+    st.sampled_from([8, 16]), HEADS, SIZES, TYPES, OPTIONS, CORES,
+)  # fmt: skip
+def test_any_length(
+    on_cores, agree, normal, operation, rows, queries, blocks, block, heads, sizes, dtype, options, cores
+):
+    q, cache = case(normal, rows, queries, (blocks, block), heads, sizes, dtype)
+    more = extras(normal, q, cache, heads[1], **options)
+    call(on_cores, agree, OPERATIONS[operation], cores, q, cache, **more)
