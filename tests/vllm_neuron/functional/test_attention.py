@@ -138,3 +138,17 @@ def test_a_bias_on_the_scores_is_a_reason_to_leave_the_kernel() -> None:
     q, mask = torch.randn(1, 1, 2, 4), torch.ones(1, 1, 1, dtype=torch.bool)
     answer = NF.flash_attention.explain(q, q, q, mask, scale=1.0, bias_BNQS=torch.zeros(1, 2, 1, 1))
     assert [str(a) for a in answer.values()] == ["no: bias_BNQS is a tensor, the kernel takes None"]
+
+
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+@pytest.mark.parametrize("keys", [6, 9])
+def test_causal_hides_what_comes_after_a_query(kernels: str, keys: int) -> None:
+    """With more keys than queries, the queries are the last ones."""
+    q, k = torch.randn(1, 6, 4, 8), torch.randn(1, keys, 2, 8)
+    mask = torch.rand(1, 6, keys) > 0.2
+    mask[..., 0] = True
+    own = torch.arange(keys) <= torch.arange(keys - 6, keys)[:, None]
+    with NF.use_kernels(kernels):
+        found = NF.flash_attention(q, k, k, mask, scale=0.5, causal=True)
+        expected = NF.flash_attention(q, k, k, mask & own, scale=0.5)
+    torch.testing.assert_close(found, expected)

@@ -66,7 +66,8 @@ class World:
         q = q.unflatten(0, (step.rows, -1))
         assert view.mask_BQS.any(-1).all(), "a row of a mask is empty"
         if step.phase is Phase.PREFILL:
-            out = NF.flash_attention(q, k[None], v[None], view.mask_BQS, scale=0.4)
+            assert view.causal, "a packed prompt sees no later token, and kernels rely on it"
+            out = NF.flash_attention(q, k[None], v[None], view.mask_BQS, scale=0.4, causal=True)
         else:
             out = NF.segmented_attention(q, self.pages[index], view.blocks_BM, view.mask_BQS, kv_heads=HEADS, scale=0.4)
         flat = out.flatten(0, 1)
