@@ -21,8 +21,8 @@ class Subject:
     Attributes:
         folder: Hugging Face folder with weights.
         config: as transformers reads it.
-        package: name for people: an installed package's entry point, or the one that was named.
-        factory: the class that makes the model.
+        package: name for people: an installed package's entry point, or the one that was named; "" when there is none.
+        factory: the class that makes the model; None when there is no package.
         uninstalled: how vLLM finds a package that was named; None when the registry has it.
     """
 
@@ -64,12 +64,13 @@ class Subject:
             raise CheckpointError(f"{self.folder}: tokenizer", first, "a tokenizer of transformers") from None
 
 
-def find_subject(model: str, package: str | None) -> Subject:
+def find_subject(model: str, package: str | None, *, needed: bool = True) -> Subject:
     """Look at a checkpoint folder and find its package, before anything heavy is loaded.
 
     Args:
         model: the folder.
         package: a package's folder or module; None for the one that the registry knows.
+        needed: an architecture without a package is an error.
 
     Raises:
         CheckpointError: no such folder, or no weights in it that can be read.
@@ -91,8 +92,10 @@ def find_subject(model: str, package: str | None) -> Subject:
         raise CheckpointError(f"{folder / 'config.json'}: architectures", architectures, "one architecture")
     if package is not None:
         return _named(folder, config, architectures[0], package)
-    from vllm_neuron.model.registry import find, resolve
+    from vllm_neuron.model.registry import find, registered, resolve
 
+    if not needed and architectures[0] not in registered():
+        return Subject(folder, config, "", None)
     factory = resolve(architectures[0])
     return Subject(folder, config, find(architectures[0]).value.partition(":")[0].removesuffix(".factory"), factory)
 
@@ -113,7 +116,9 @@ def _named(folder: Path, config: Any, architecture: str, package: str) -> Subjec
 
     found = Package.load(package)
     if found.generated and found.architecture != architecture:
-        raise ConfigError("--package", package, f"a package for {architecture}", nearest(found.architecture, [architecture]))
+        raise ConfigError(
+            "--package", package, f"a package for {architecture}", nearest(found.architecture, [architecture])
+        )
     module = inspect.getmodule(found.factory)
     assert module is not None
     value = f"{module.__name__}:{found.factory.__name__}"

@@ -10,8 +10,8 @@ from pathlib import Path
 from vllm_neuron.errors import ConfigError
 
 
-def put(text: str, path: Path | None) -> None:
-    """Write ``text`` to ``path``, or to stdout when it is None.
+def put(text: str, path: Path | None, *, option: str = "--output") -> None:
+    """Write ``text`` to ``path``, or to stdout when it is None; ``option`` named the path.
 
     Raises:
         ConfigError: the file can't be written; an older file of that name is left as it was.
@@ -29,7 +29,7 @@ def put(text: str, path: Path | None) -> None:
             _replace(target, data)
     except OSError as error:
         expected = f"a file that can be written ({error.strerror})"
-        raise ConfigError("--output", str(path), expected, "Name a file in a folder that you can write to.") from None
+        raise ConfigError(option, str(path), expected, "Name a file in a folder that you can write to.") from None
 
 
 def _replace(target: Path, data: str) -> None:

@@ -1,0 +1,186 @@
+"""A model validated on vLLM's engine in this process, or on a running server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from onboard.checks.subject import Subject, find_subject
+from onboard.errors import RunError
+from vllm_neuron import envs
+from vllm_neuron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm_neuron.accuracy.accuracy_debugger.api import Options
+    from vllm_neuron.accuracy.prompts import Prompt
+    from vllm_neuron.accuracy.results import Report
+    from vllm_neuron.accuracy.sources import LogitsSource
+
+# Tokens of the longest prompt when nobody says otherwise: what the default prompts and texts need, and some.
+MAX_LENGTH = 2048
+# Tokens that the default prompts may have at most; longer ones of a file are taken as they are.
+DEFAULT_PROMPT = 1024
+Say = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for.
+
+    Attributes:
+        model: checkpoint folder. package: a package's folder or module; None for the registered one.
+        levels: of 1, 2, 3. reference: what level 1 is held against.
+        prompts: file for level 2. dtype: that the engine computes in.
+        server: URL of a running server; None for an engine in this process. timeout: seconds for one answer of it.
+        tasks: of lm_eval. text: file for perplexity; None for the default one. thresholds: file of limits.
+        limit: items a task. download: fetch data sets.
+        max_length: tokens of the longest prompt.
+    """
+
+    model: str
+    package: str | None = None
+    levels: Sequence[int] = (3, 2, 1)
+    reference: Literal["fp32", "bf16"] = "fp32"
+    prompts: Path | None = None
+    dtype: str = "bfloat16"
+    server: str | None = None
+    timeout: float = 120.0
+    tasks: Sequence[str] | None = None
+    text: Path | None = None
+    thresholds: Path | None = None
+    limit: int | None = None
+    download: bool = False
+    max_length: int = MAX_LENGTH
+
+
+def validate(request: Request, say: Say) -> Report:
+    """Run what is asked for; refuse early what can't be run.
+
+    Raises:
+        CheckpointError, ConfigError, UnsupportedError: an input that can't be used.
+        RunError: the plugin is not active in this process, or the server does not answer.
+    """
+    say("reading the checkpoint", 0, 1)
+    subject = find_subject(request.model, request.package, needed=request.server is None)
+    tokenizer = subject.tokenizer()
+    options = _options(request, subject, tokenizer)
+    from onboard.probe.reference import quiet
+    from vllm_neuron.accuracy.accuracy_debugger import api
+
+    opened, max_length = _source(request, subject, tokenizer, options)
+    with quiet():
+        return api.run(
+            subject.folder,
+            opened,
+            tokenizer=tokenizer,
+            max_length=max_length,
+            target=subject.target() if subject.factory is not None else None,
+            package=subject.package,
+            options=options,
+            say=say,
+        )
+
+
+def _options(request: Request, subject: Subject, tokenizer: Any) -> Options:
+    from vllm_neuron.accuracy.accuracy_debugger.api import Options
+    from vllm_neuron.accuracy.accuracy_debugger.tasks_level import TasksPlan
+    from vllm_neuron.accuracy.tasks import DEFAULT_TEXT, OWN_TASK
+    from vllm_neuron.accuracy.tasks.thresholds import Thresholds, load_thresholds
+
+    thresholds = load_thresholds(request.thresholds) if request.thresholds else Thresholds()
+    plan = TasksPlan(
+        names=tuple(request.tasks) if request.tasks is not None else (OWN_TASK,),
+        text=request.text or DEFAULT_TEXT,
+        thresholds=thresholds,
+        limit=request.limit,
+        download=request.download,
+    )
+    prompts = _prompts(request, subject, tokenizer) if 2 in request.levels else None
+    return Options(request.levels, request.reference, request.dtype, prompts, plan)
+
+
+def _prompts(request: Request, subject: Subject, tokenizer: Any) -> list[Prompt]:
+    from vllm_neuron.accuracy.prompts import default_prompts, read_prompts
+    from vllm_neuron.accuracy.reach import Reach
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text)["input_ids"]
+        return ids
+
+    if request.prompts is None:
+        most = min(DEFAULT_PROMPT, request.max_length)
+        return default_prompts(encode, Reach.of_config(subject.config), most_tokens=most)
+    prompts = read_prompts(request.prompts, encode)
+    longest = max(prompts, key=lambda prompt: len(prompt.ids))
+    room = min(request.max_length, subject.max_length or request.max_length)
+    if len(longest.ids) > room:
+        raise ConfigError(
+            f"--prompts {longest.name}", f"{len(longest.ids)} tokens", f"at most {room}", "Raise --max-length."
+        )
+    return prompts
+
+
+def _source(
+    request: Request, subject: Subject, tokenizer: Any, options: Options
+) -> tuple[Callable[[], AbstractContextManager[LogitsSource]], int]:
+    """How the target is opened, and the tokens that it takes."""
+    room = min(request.max_length, subject.max_length or request.max_length)
+    if request.server is not None:
+        found = _server(request, subject, tokenizer)
+        longest = max((len(p.ids) for p in options.prompts or ()), default=0)
+        if longest >= found.max_model_len:
+            raise ConfigError(
+                "--server max_model_len",
+                found.max_model_len,
+                f"more than the longest prompt's {longest} tokens",
+                "Start it with a longer --max-model-len, or name shorter prompts with --prompts or --max-length.",
+            )
+        return (lambda: nullcontext(found)), min(room, found.max_model_len - 1)
+    needs_engine = bool({1, 2} & set(request.levels))
+    if needs_engine:
+        _activate()
+    return (lambda: _engine(request, subject, room)), room
+
+
+def _server(request: Request, subject: Subject, tokenizer: Any) -> Any:
+    from vllm_neuron.accuracy.http_json import NoAnswerError
+    from vllm_neuron.accuracy.inputs import tokenizer_id
+    from vllm_neuron.accuracy.server import connect
+
+    assert request.server is not None
+    try:
+        return connect(
+            request.server,
+            tokenizer=tokenizer,
+            tokenizer_id=tokenizer_id(subject.folder),
+            vocab_size=subject.vocab_size,
+            timeout=request.timeout,
+            key=envs.foreign("OPENAI_API_KEY") or "",
+        )
+    except NoAnswerError as error:
+        raise RunError(error.field, error.value, error.expected, error.action) from None
+
+
+def _engine(request: Request, subject: Subject, room: int) -> AbstractContextManager[LogitsSource]:
+    from vllm_neuron.accuracy.inputs import tokenizer_id
+    from vllm_neuron.vllm.offline import EngineOptions, EngineSource
+
+    # One token more than the longest prompt: the engine makes one.
+    limit = room + 1 if subject.max_length is None else min(room + 1, subject.max_length)
+    options = EngineOptions(dtype=request.dtype, max_model_len=limit, max_num_seqs=8)
+    return EngineSource(subject.folder, options, package=subject.uninstalled, tokenizer_id=tokenizer_id(subject.folder))
+
+
+def _activate() -> None:
+    """Our plugin in this process: CPU mode where there is no Neuron device, and nothing that keeps it out."""
+    from onboard.demo.run import choose_mode, require_plugin
+
+    # The engine's log lines would stand in the report on stdout.
+    envs.set_foreign("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    envs.set_foreign("VLLM_LOGGING_LEVEL", "ERROR")
+    envs.set_foreign("VLLM_NEURON_LOG_LEVEL", "WARNING")
+    choose_mode()
+    require_plugin()

@@ -1,0 +1,149 @@
+"""`onboard validate`: is it a bug, or is it BF16? Three levels of proof on real weights, one verdict."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onboard.cli.exits import Exit
+from onboard.cli.view import OutputOption, View, ViewOption, emit
+from onboard.report.console import Progress
+
+if TYPE_CHECKING:
+    from onboard.checks.validate import Request
+    from vllm_neuron.accuracy.results import Report
+
+# Outcome -> exit code.
+EXITS = {"pass": Exit.OK, "not run": Exit.OPEN, "fail": Exit.FAILED, "refused": Exit.BAD_INPUT}
+VIEWS = "onboard.report.accuracy"
+
+
+class Level(StrEnum):
+    """What `--level` takes."""
+
+    TASKS = "1"
+    TOKENS = "2"
+    MODULES = "3"
+    ALL = "all"
+
+
+class Reference(StrEnum):
+    """What `--reference` takes."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class Dtype(StrEnum):
+    """What `--dtype` takes."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+def validate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder, with weights and tokenizer.")],
+    package: Annotated[
+        str | None, typer.Option(metavar="P", help="A package's folder or module; default: the registered one.")
+    ] = None,
+    level: Annotated[
+        list[Level] | None, typer.Option(help="1 tasks, 2 tokens, 3 modules; may be repeated. Default: all.")
+    ] = None,
+    reference: Annotated[
+        Reference, typer.Option(help="What level 1 is held against; bf16 needs half the memory there.")
+    ] = Reference.FP32,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Level 2: .txt, a prompt a line, or .jsonl.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write report.html, report.json and report.md there.")
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Validate a running vLLM server, levels 2 and 1.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one answer of the server may take.")] = 120.0,
+    tasks: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Level 1: tasks of lm_eval, or YAML files. Default: plain_facts.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Level 1: text for perplexity. Default: one of our own.")
+    ] = None,
+    thresholds: Annotated[Path | None, typer.Option(metavar="FILE", help="Level 1: limits, .toml or .json.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Level 1: only the first so many items a task.")] = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch data sets that are not here.")] = False,
+    dtype: Annotated[Dtype, typer.Option(help="That the engine computes in.")] = Dtype.BFLOAT16,
+    max_length: Annotated[int, typer.Option(min=2, help="Tokens of the longest prompt.")] = 2048,
+    format: ViewOption = View.TEXT,
+    output: OutputOption = None,
+) -> None:
+    """Validate a model on real weights: modules, tokens, tasks; and name the place of what is wrong.
+
+    The target is vLLM's engine in this process (CPU mode where there is no Neuron device), or a server. The
+    references are Hugging Face in fp32 and bf16. Exit code 0 when all pass, 3 when an input can't be used or both sides
+    can't be compared, 4 when a part could not be run, 5 when a comparison fails.
+    """
+    from onboard.checks.validate import Request, validate
+
+    request = Request(
+        model=model,
+        package=package,
+        levels=_levels(level, server),
+        reference=reference.value,
+        prompts=prompts,
+        dtype=dtype.value,
+        server=server,
+        timeout=timeout,
+        tasks=[name for name in tasks.split(",") if name] if tasks is not None else None,
+        text=text,
+        thresholds=thresholds,
+        limit=limit,
+        download=download,
+        max_length=max_length,
+    )
+    _check(request)
+    folder = None
+    if report is not None:
+        from onboard.report.accuracy_files import prepare
+
+        folder = prepare(report)
+    with Progress().track() as say:
+        found = validate(request, say)
+    if folder is not None:
+        _write(found, folder, quiet=format is not View.TEXT)
+    emit(format, output, VIEWS, found)
+    code = EXITS[found.outcome]
+    if code is not Exit.OK:
+        raise typer.Exit(code)
+
+
+def _levels(chosen: list[Level] | None, server: str | None) -> tuple[int, ...]:
+    """Numbers in the order that they run; a server shows no modules."""
+    every = (2, 1) if server else (3, 2, 1)
+    if not chosen or Level.ALL in chosen:
+        return every
+    if server and Level.MODULES in chosen:
+        raise typer.BadParameter("a server does not show its modules", param_hint="--level 3 --server")
+    return tuple(number for number in every if Level(str(number)) in chosen)
+
+
+def _check(request: Request) -> None:
+    """Options that would have no effect are errors."""
+    for name, given, level in (
+        ("--prompts", request.prompts, 2),
+        ("--tasks", request.tasks, 1),
+        ("--text", request.text, 1),
+        ("--thresholds", request.thresholds, 1),
+        ("--limit", request.limit, 1),
+    ):
+        if given is not None and level not in request.levels:
+            raise typer.BadParameter(f"it needs level {level}", param_hint=name)
+
+
+def _write(found: Report, folder: Path, *, quiet: bool) -> None:
+    from onboard.report.accuracy_files import write
+
+    for path in write(found, folder):
+        typer.echo(f"report: {path}", err=quiet)

@@ -1,0 +1,44 @@
+"""A validation's report as files in a folder: HTML, JSON and Markdown, each whole or not there."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from onboard.report import accuracy_html, accuracy_markdown
+from onboard.report.write import put
+from vllm_neuron.accuracy.results import Report
+from vllm_neuron.errors import ConfigError
+
+
+def prepare(folder: Path) -> Path:
+    """Make the folder and try that it takes files, before hours of work.
+
+    Raises:
+        ConfigError: it is no folder, or can't be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        expected = f"a folder that can be written to ({error.strerror})"
+        raise ConfigError("--report", str(folder), expected, "Name another folder.") from None
+    return folder
+
+
+def write(report: Report, folder: Path) -> list[Path]:
+    """Write the three files and return their paths; the JSON, from which the others can be made, first.
+
+    Raises:
+        ConfigError: a file can't be written; those of an earlier run are left as they were.
+    """
+    files = {
+        "report.json": json.dumps(report.to_json(), indent=1, allow_nan=False),
+        "report.html": accuracy_html.render(report),
+        "report.md": accuracy_markdown.render(report),
+    }
+    for name, text in files.items():
+        put(text, folder / name, option="--report")
+    return [folder / name for name in files]

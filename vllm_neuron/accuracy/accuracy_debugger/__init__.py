@@ -1,0 +1,1 @@
+"""The ladder of a validation: modules, tokens, tasks, and the place of what is wrong. :mod:`.api` is the way in."""
