@@ -146,6 +146,8 @@ def test_gpsimd_has_no_psum_and_only_one_operand_may_be_there():
         (lambda t: nisa.tensor_tensor(t, t, t, nl.add, engine=nisa.engine.tensor), "one of vector, gpsimd"),
         (lambda t: nisa.memset(t, "x"), "constant number"),
         (lambda t: nisa.memset(t.view(nl.int32), 0.5), "integer for a tensor of int32"),
+        (lambda t: nisa.memset(t.view(nl.int32), 0.0), "integer for a tensor of int32"),
+        (lambda t: nisa.tensor_scalar(t, t, nl.add, t.view(nl.bfloat16)[:, 0:1]), "float32 tensor"),
         (lambda t: nisa.tensor_copy(t, 3), r"tensor_copy\.src.*got 'int'"),
         (lambda t: nisa.activation(t, nl.exp, t, scale=t.view(nl.int32)[:, 0:1]), r"activation\.scale.*float32"),
         (lambda t: empty((8, 4), "float128"), "element type"),

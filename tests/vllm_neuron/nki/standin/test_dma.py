@@ -327,3 +327,24 @@ def test_counts_contiguous_pieces(source, pieces):
     counts = last_counts()
     assert counts.dma_pieces == pieces + 1
     assert counts.piece_bytes == sum(counts.dma_bytes.values()) / (pieces + 1)
+
+
+def test_hwdge_neither_gathers_nor_scatters():
+    def kernel(a, i):
+        t = empty((2, 4))
+        source = a.ap(pattern=[[4, 2], [1, 4]], vector_offset=tile(i))
+        nisa.dma_copy(dst=t, src=source, dge_mode=nisa.dge_mode.hwdge)
+        return out(t)
+
+    with pytest.raises(KernelError, match="gather or scatter"):
+        run(kernel, normal(4, 4), np.array([[1], [0]], np.int32))
+
+
+def test_dma_transpose_of_bytes():
+    def kernel(a):
+        t = empty((4, 8), nl.uint8)
+        nisa.dma_transpose(dst=t, src=a)
+        return out(t)
+
+    with pytest.raises(KernelError, match="2 or 4 bytes"):
+        run(kernel, np.zeros((8, 4), np.uint8))

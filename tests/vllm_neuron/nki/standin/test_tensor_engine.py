@@ -182,3 +182,32 @@ def test_cycles_follow_moving_rows_and_type():
         assert counts.matmul_cycles == 512 * passes
         assert counts.transpose_cycles == (64 if passes == 1 else 128)
         assert counts.instructions["tensor"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "psum", "message"),
+    [("float8_e4m3fn", "float32", "before trn3"), ("bfloat16", "bfloat16", "bfloat16 on trn3")],
+)
+def test_what_only_trn3_has(monkeypatch, kind, psum, message):
+    def kernel(s, m):
+        p = empty((8, 8), psum, nl.psum)
+        nisa.nc_matmul(dst=p, stationary=tile(s), moving=tile(m))
+        return out(p)
+
+    dtype = getattr(ml_dtypes, kind)
+    arrays = normal(8, 8, dtype=dtype), normal(8, 8, seed=1, dtype=dtype)
+    with pytest.raises(KernelError, match=message):
+        run(kernel, *arrays)
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    expected = arrays[0].astype(np.float32).T @ arrays[1].astype(np.float32)
+    assert np.allclose(run(kernel, *arrays).astype(np.float32), expected, rtol=1e-2, atol=1e-2)
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn9")
+    with pytest.raises(KernelError, match="one of trn1"):
+        run(kernel, *arrays)
+
+
+def test_versions_are_ordered(monkeypatch):
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
+    assert nisa.nc_version.gen2 < nisa.nc_version.gen3 <= nisa.nc_version.gen4
+    assert nisa.nc_version.gen4 > nisa.nc_version.gen3 >= nisa.nc_version.gen3
+    assert nisa.get_nc_version() is nisa.nc_version.gen3

@@ -50,6 +50,8 @@ def dma_copy(
     s = End(src, "dma_copy.src", oob_mode)
     if t.tensor.size != s.tensor.size:
         fail("dma_copy.src", s.shape, f"{t.tensor.size} elements, as dst has {t.shape}")
+    if dge_mode is modes.hwdge and (t.picked is not None or s.picked is not None):
+        fail("dma_copy.dge_mode", dge_mode, "dge_mode.swdge or unknown for a gather or scatter")
     if dge_mode is modes.hwdge and t.tensor.dtype != s.tensor.dtype:
         fail("dma_copy.src", s.tensor.dtype, f"{t.tensor.dtype}, the type of dst, with dge_mode.hwdge")
     if t.plain is not None:
@@ -147,6 +149,8 @@ def dma_transpose(
 
 
 def _transposable(s: End, t: End, mode: Any) -> None:
+    if s.tensor.dtype.itemsize not in (2, 4):
+        fail("dma_transpose.src", s.tensor.dtype, "elements of 2 or 4 bytes")
     if mode is modes.hwdge and (s.shape[0] != 16 or s.shape[-1] % 128 or s.tensor.dtype.itemsize != 2):
         fail(
             "dma_transpose.src", repr(s.tensor), "16 rows, a last size divisible by 128 and 2-byte elements with hwdge"

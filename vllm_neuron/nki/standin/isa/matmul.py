@@ -12,13 +12,14 @@ from vllm_neuron.nki.standin.counts import FIXED_CYCLES, FP32_PASSES, FP32_TRANS
 from vllm_neuron.nki.standin.dtypes import FP8
 from vllm_neuron.nki.standin.isa import operands as o
 from vllm_neuron.nki.standin.isa.enums import engine as engines
-from vllm_neuron.nki.standin.isa.enums import matmul_perf_mode
+from vllm_neuron.nki.standin.isa.enums import get_nc_version, matmul_perf_mode, nc_version
 from vllm_neuron.nki.standin.memory import PSUM_BANK_BYTES
 from vllm_neuron.nki.standin.tensor import Tensor
 
 STATIONARY_FREE = 128
 MOVING_FREE = 512
 VECTOR_TRANSPOSE = 32
+_TARGET = "The target is trn2 unless NEURON_PLATFORM_TARGET_OVERRIDE says otherwise."
 _WIDE = ("float32", "tfloat32")
 _TYPES = (*_WIDE, "bfloat16", "float16", *sorted(FP8))
 
@@ -79,6 +80,8 @@ def _check(s: Tensor, m: Tensor, t: Tensor, double: bool, is_transpose: bool) ->
     for argument, operand in (("stationary", s), ("moving", m)):
         if operand.dtype not in _TYPES:
             fail(f"nc_matmul.{argument}", operand.dtype, f"one of {', '.join(_TYPES)}")
+        if operand.dtype == "float8_e4m3fn" and get_nc_version() < nc_version.gen4:
+            fail(f"nc_matmul.{argument}", operand.dtype, "float8_e4m3 or float8_e5m2 before trn3", _TARGET)
         if double and (operand.dtype not in FP8 or len(operand.shape) < 3 or operand.shape[1] != 2):
             fail(f"nc_matmul.{argument}", repr(operand), "an fp8 tile [K, 2, free] with perf_mode=double_row")
     if (s.dtype in _WIDE) != (m.dtype in _WIDE):
@@ -98,8 +101,8 @@ def _check(s: Tensor, m: Tensor, t: Tensor, double: bool, is_transpose: bool) ->
     if is_transpose:
         if t.dtype.itemsize != s.dtype.itemsize:
             fail("nc_matmul.dst", t.dtype, f"{s.dtype}, the type of stationary, with is_transpose=True")
-    elif t.dtype not in ("float32", "bfloat16"):
-        fail("nc_matmul.dst", t.dtype, "float32 (or bfloat16 on trn3)")
+    elif t.dtype != "float32" and not (t.dtype == "bfloat16" and get_nc_version() >= nc_version.gen4):
+        fail("nc_matmul.dst", t.dtype, "float32, or bfloat16 on trn3", _TARGET)
     return rows, columns
 
 

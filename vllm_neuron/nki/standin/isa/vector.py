@@ -47,7 +47,7 @@ def memset(dst: Tensor, value: Any, engine: Any = engines.unknown, name: str | N
     where = on_engine(engine, ("vector", "gpsimd"), "memset", t)
     if not isinstance(value, bool | int | float | np.generic):
         fail("memset.value", type(value).__name__, "a constant number")
-    if t.dtype.kind == "int" and value != int(value):
+    if t.dtype.kind == "int" and isinstance(value, float | np.floating):
         fail("memset.value", value, f"an integer for a tensor of {t.dtype}")
     t.array.fill(value)
     t.mark()
@@ -153,6 +153,8 @@ def _scalars(d: Tensor, stages: Sequence[tuple[Any, Any, bool]], what: str) -> t
         if (operation.kind == "bits") != raw:
             fail(f"{what}.op{i}", repr(operation), "both operators bitwise, or none")
         argument = f"{what}.operand{i}"
+        if not raw and isinstance(operand, Tensor) and what != "scalar_tensor_tensor" and operand.dtype != "float32":
+            fail(argument, repr(operand), "a number or a float32 tensor")
         side = _raw_scalar(operand, d, argument) if raw else o.scalar(operand, d, argument)
         value = _stage(operation, value, side, reverse, argument)
     return value, first
