@@ -313,24 +313,20 @@ def _load(job: Any, b: int, kv: int, start: int, size: int) -> Any:
     full, rest = size // P, size % P
     tiles = full + (1 if rest > 0 else 0)
     chunks = (job.size + P - 1) // P
-    v = nl.ndarray((P, tiles, job.value_size), dtype=job.q.dtype, buffer=nl.sbuf)
     kt = nl.ndarray((P, chunks, tiles, P), dtype=job.q.dtype, buffer=nl.sbuf)
     by_dma = 0
     if job.slots == None and job.q.dtype != nl.float32:
         by_dma = full
     k = None
-    if by_dma < tiles:
-        k = nl.ndarray((P, tiles - by_dma, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
     if job.slots == None:
+        v = nl.ndarray((P, tiles, job.value_size), dtype=job.q.dtype, buffer=nl.sbuf)
         _dense_keys(job, kt, b, kv, start, by_dma)
         _dense(job.v, v, b, kv, start, full, rest)
         if by_dma < tiles:
+            k = nl.ndarray((P, tiles - by_dma, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
             _dense(job.k, k, b, kv, start + by_dma * P, full - by_dma, rest)
     else:
-        if full > 0:
-            _gather(job, k, v, b, kv, start, P, full, 0)
-        if rest > 0:
-            _gather(job, k, v, b, kv, start + full * P, rest, 1, full)
+        k, v = _paged(job, b, kv, start, full, rest)
     for c in range(chunks):
         width = min(P, job.size - c * P)
         if by_dma < full:
@@ -363,30 +359,61 @@ def _dense(x: Any, dst: Any, b: int, kv: int, start: int, full: int, rest: int) 
         nisa.dma_copy(dst=dst[:rest, full, :], src=x.ap([[row, rest], [1, width]], offset=base + full * P * row))
 
 
-def _gather(job: Any, k: Any, v: Any, b: int, kv: int, start: int, partitions: int, each: int, tile: int) -> None:
-    """Rows of the cache: ``each`` neighbouring keys a partition, into tiles ``tile`` to ``tile + each``."""
-    slots = nl.ndarray((P, each), dtype=nl.int32, buffer=nl.sbuf)
-    offset = b * job.keys + start
-    nisa.dma_copy(dst=slots[:partitions, :], src=job.slots.ap([[each, partitions], [1, each]], offset=offset))
-    run = _run(each, job.run)
+def _paged(job: Any, b: int, kv: int, start: int, full: int, rest: int) -> Any:
+    """Keys [128, tile, D] and values [128, tile, E] of one head: whole rows of the cache where there is no other head,
+    else both parts of them.
+    """
+    tiles = full + (1 if rest > 0 else 0)
     row = job.k.shape[1]
-    for i in range(0, each, run):
-        index = slots[:partitions, i : i + 1]
-        keys = job.k.ap(
-            [[row, partitions], [row, run], [1, job.size]],
-            offset=kv * job.size, vector_offset=index, indirect_dim=0,
-        )  # fmt: skip
-        nisa.dma_copy(dst=k[:partitions, tile + i : tile + i + run, :], src=keys)
-        if job.value_start > 0:
-            values = job.v.ap(
-                [[row, partitions], [row, run], [1, job.value_size]],
-                offset=job.value_start + kv * job.value_size, vector_offset=index, indirect_dim=0,
-            )  # fmt: skip
-            nisa.dma_copy(dst=v[:partitions, tile + i : tile + i + run, :], src=values)
+    if job.kv_heads == 1:
+        both = nl.ndarray((P, tiles, row), dtype=job.q.dtype, buffer=nl.sbuf)
+        _gather(job, both, None, b, 0, 0, start, full, rest)
+        return both[:, :, : job.size], both[:, :, job.value_start : job.value_start + job.value_size]
+    k = nl.ndarray((P, tiles, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
     if job.value_start == 0:
-        nisa.tensor_copy(
-            dst=v[:partitions, tile : tile + each, :], src=k[:partitions, tile : tile + each, : job.value_size]
+        _gather(job, k, None, b, kv * job.size, 0, start, full, rest)
+        return k, k[:, :, : job.value_size]
+    v = nl.ndarray((P, tiles, job.value_size), dtype=job.q.dtype, buffer=nl.sbuf)
+    _gather(job, k, v, b, kv * job.size, job.value_start + kv * job.value_size, start, full, rest)
+    return k, v
+
+
+def _gather(
+    job: Any, first: Any, second: Any, b: int, first_column: int, second_column: int, start: int, full: int, rest: int
+) -> None:
+    """One or two runs of columns of the rows of a section; see ``_load`` for their order."""
+    if full > 0:
+        slots = _slots(job, b, start, P, full)
+        _gather_columns(job, first, first_column, slots, P, full, 0)
+        if second != None:
+            _gather_columns(job, second, second_column, slots, P, full, 0)
+    if rest > 0:
+        slots = _slots(job, b, start + full * P, rest, 1)
+        _gather_columns(job, first, first_column, slots, rest, 1, full)
+        if second != None:
+            _gather_columns(job, second, second_column, slots, rest, 1, full)
+
+
+def _slots(job: Any, b: int, start: int, partitions: int, each: int) -> Any:
+    """Slots of ``each`` neighbouring keys a partition."""
+    slots = nl.ndarray((partitions, each), dtype=nl.int32, buffer=nl.sbuf)
+    offset = b * job.keys + start
+    nisa.dma_copy(dst=slots, src=job.slots.ap([[each, partitions], [1, each]], offset=offset))
+    return slots
+
+
+def _gather_columns(job: Any, dst: Any, column: int, slots: Any, partitions: int, each: int, tile: int) -> None:
+    """Columns of the rows at ``slots``, into the tiles from ``tile`` on; runs of neighbours at once."""
+    run = _run(each, job.run)
+    row, width = job.k.shape[1], dst.shape[2]
+    for i in range(0, each, run):
+        source = job.k.ap(
+            [[row, partitions], [row, run], [1, width]],
+            offset=column,
+            vector_offset=slots[:, i : i + 1],
+            indirect_dim=0,
         )
+        nisa.dma_copy(dst=dst[:partitions, tile + i : tile + i + run, :], src=source)
 
 
 def _run(each: int, run: int) -> int:
