@@ -34,7 +34,7 @@ def _level(level: LevelResult) -> list[str]:
         parts += _list([f"{each.task}: {note}" for each in level.tasks for note in each.notes])
     if level.prompts:
         parts.append(table(told.PROMPT_HEAD, (told.prompt_cells(each) for each in level.prompts)))
-        parts += _list([f"{each.name}: {note}" for each in level.prompts for note in each.notes])
+        parts += _list(told.shared([(each.name, note) for each in level.prompts for note in each.notes]))
     if level.blocks:
         failed = [each for each in level.blocks if not each.passed]
         parts.append(f"{len(level.blocks) - len(failed)} of {len(level.blocks)} comparisons of blocks passed.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from vllm_neuron.accuracy.results import (
     BlockResult,
@@ -112,6 +112,14 @@ def failures(level: LevelResult) -> list[str]:
 def _where(block: BlockResult) -> str:
     layer = "" if block.layer is None else f"layer {block.layer} "
     return f"{layer}{block.block} ({block.dtype}, {block.phase})"
+
+
+def shared(notes: Iterable[tuple[str, str]]) -> list[str]:
+    """``names: note``, one line for all that have the same."""
+    names: dict[str, list[str]] = {}
+    for name, note in notes:
+        names.setdefault(note, []).append(name)
+    return [f"{', '.join(each)}: {note}" for note, each in names.items()]
 
 
 def facts(report: Report) -> list[tuple[str, str]]:

@@ -29,11 +29,13 @@ import torch
 
 from vllm_neuron.accuracy.accuracy_debugger.modules_level import find_place, run_modules
 from vllm_neuron.accuracy.accuracy_debugger.tasks_level import TasksLevel, TasksPlan
+from vllm_neuron.accuracy.golden import GoldenCache
 from vllm_neuron.accuracy.hf import HFReference
 from vllm_neuron.accuracy.inputs import tokenizer_id
 from vllm_neuron.accuracy.logit_validation import logit_validation
 from vllm_neuron.accuracy.prompts import MOST_TOKENS, Prompt, default_prompts
 from vllm_neuron.accuracy.reach import Reach
+from vllm_neuron.accuracy.reference import HFSource
 from vllm_neuron.accuracy.results import EXPLAINED, NEAR_TIES, LevelResult, Place, PromptResult, Report, worst
 from vllm_neuron.accuracy.sources import LogitsSource
 from vllm_neuron.accuracy.target import Target
@@ -179,7 +181,7 @@ class _Run:
         ids = self._encode(DEFAULT_TEXT.read_text(encoding="utf-8"))[:MODULE_TOKENS]
         dtypes = [torch.float32] if self.options.dtype == "float32" else [torch.float32, torch.bfloat16]
         found = run_modules(self.target, self.references, ids, dtypes, self.say)
-        gc.collect()
+        self.references.release()
         return found
 
     def _tokens(self, source: LogitsSource) -> LevelResult:
@@ -208,7 +210,7 @@ class _Run:
         )
 
     def _gold(self, dtype: torch.dtype) -> LogitsSource:
-        return TransformersSource(self.references(dtype), self.tokenizer_id)
+        return HFSource(self.folder, dtype, cache=GoldenCache(self.options.cache) if self.options.cache else None)
 
     def _locate(self, result: PromptResult) -> Place | None:
         assert self.target is not None
@@ -216,6 +218,7 @@ class _Run:
         if known is not None:
             return known
         place = find_place(self.target, self.references, [result.ids[:PLACE_TOKENS]], self.say)
+        self.references.release()
         if place is None:
             self.notes.append(
                 "the package by itself agrees with Hugging Face on the prompt that fails: look at what is around it, "
@@ -256,6 +259,11 @@ class References:
         if dtype not in self._loaded:
             self._loaded[dtype] = HFReference.load(self.folder, dtype)
         return self._loaded[dtype]
+
+    def release(self) -> None:
+        """Free the models: what comes next needs the memory."""
+        self._loaded.clear()
+        gc.collect()
 
 
 def _verdict(levels: Sequence[LevelResult], place: Place | None) -> str:
