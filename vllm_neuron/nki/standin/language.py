@@ -310,7 +310,11 @@ def shared_identity_matrix(n: int, dtype: Any = "uint8", dst: Tensor | None = No
     return t
 
 
-fp32_min = -float(np.finfo(np.float32).max)
+class fp32:
+    """Limits of float32."""
+
+    min = -float(np.finfo(np.float32).max)
+    max = float(np.finfo(np.float32).max)
 
 
 def __getattr__(name: str) -> Any:

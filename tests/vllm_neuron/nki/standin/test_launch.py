@@ -258,11 +258,23 @@ def test_an_unusual_exception_in_the_second_program_is_no_success(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "call", [lambda t: nisa.core_barrier(data=t), lambda t: nisa.sendrecv(t, t, 1, 1, 0)], ids=["barrier", "sendrecv"]
+    "call",
+    [lambda t, a: nisa.core_barrier(data=a), lambda t, a: nisa.sendrecv(t, t, 1, 1, 0)],
+    ids=["barrier", "sendrecv"],
 )
 def test_one_program_has_nobody_to_meet(call):
     with pytest.raises(KernelError, match="two programs"):
-        run(lambda a: call(tile(a)), normal(2, 4))
+        run(lambda a: call(tile(a), a), normal(2, 4))
+
+
+def test_a_barrier_of_one_program():
+    def body(x):
+        nisa.core_barrier(x, (0), engine=nisa.engine.dma)
+        return x
+
+    run(body, normal(2, 4))
+    with pytest.raises(KernelError, match=r"\(0, 1\)"):
+        run(body, normal(2, 4), programs=2)
 
 
 def test_sendrecv_needs_the_other_rank_and_equal_tiles():
@@ -390,3 +402,8 @@ def test_each_program_reads_its_own_writes():
 
     for _ in range(5):
         run(body, normal(2, 4), programs=2)
+
+
+def test_a_barrier_is_on_shared_memory():
+    with pytest.raises(KernelError, match="shared HBM"):
+        run(lambda a: nisa.core_barrier(tile(a)), normal(2, 4), programs=2)

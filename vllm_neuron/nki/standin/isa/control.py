@@ -92,16 +92,22 @@ def sendrecv(
 
 
 def core_barrier(
-    data: Any, cores: Sequence[int] = (0, 1), engine: Any = engines.unknown, name: str | None = None
+    data: Any, cores: int | Sequence[int] = (0, 1), engine: Any = engines.unknown, name: str | None = None
 ) -> None:
-    """Wait until both programs are here; ``data`` is the shared HBM tensor (or list of them) that they wrote."""
+    """Wait until both programs are here; ``data`` is the shared HBM tensor (or list of them) that they wrote.
+
+    A single program may name itself, ``cores=(0,)``: there is nobody to wait for.
+    """
     core = current("core_barrier")
-    _two(core, "core_barrier")
-    if tuple(cores) != (0, 1):
-        fail("core_barrier.cores", tuple(cores), "(0, 1)")
     covered = list(data) if isinstance(data, list | tuple) else [data]
     for t in covered:
         if not isinstance(t, Tensor) or t.place != "hbm":
             fail("core_barrier.data", repr(t), "a tensor in shared HBM, or a list of them")
-    core.launch.meet(core, ("core_barrier",), None, "core_barrier", lambda: races.settle([t.storage for t in covered]))
+    wanted = (cores,) if isinstance(cores, int) else tuple(cores)
+    if wanted != (0,) or core.programs != 1:
+        _two(core, "core_barrier")
+        if wanted != (0, 1):
+            fail("core_barrier.cores", cores, "(0, 1)")
+        storages = [t.storage for t in covered]
+        core.launch.meet(core, ("core_barrier",), None, "core_barrier", lambda: races.settle(storages))
     core.wait("core_barrier")

@@ -10,7 +10,6 @@ from vllm_neuron.nki.standin.core import current, fail
 from vllm_neuron.nki.standin.counts import FIXED_CYCLES
 from vllm_neuron.nki.standin.isa import operands as o
 from vllm_neuron.nki.standin.isa.enums import reduce_cmd as commands
-from vllm_neuron.nki.standin.isa.vector import reduce_free
 from vllm_neuron.nki.standin.ops import operator
 from vllm_neuron.nki.standin.tensor import Tensor
 
@@ -92,6 +91,3 @@ def activation_reduce(
 ) -> None:
     """``activation`` with ``reduce_cmd.reset_reduce``: ``reduce_res[P, 1]`` = the row sums of the result."""
     activation(dst, op, data, bias, scale, reduce_op, reduce_res, commands.reset_reduce, name)
-
-
-__all__ = ["activation", "activation_reduce", "reduce_free"]
