@@ -46,8 +46,8 @@ class Counts:
         programs: 1, or 2 with lnc=2.
         instructions: engine (``tensor``, ``vector``, ``scalar``, ``gpsimd``, ``dma``, ``sync``) -> instructions.
         cycles: engine -> estimated cycles; ``dma`` is absent (see the bytes).
-        dma_bytes: direction (``hbm>sbuf``, ``sbuf>hbm``, ``hbm>hbm``, ``sbuf>sbuf``) -> bytes moved, counted at the
-            destination for reads of HBM and at the source for writes.
+        dma_bytes: direction (``hbm>sbuf``, ``sbuf>hbm``, ``hbm>hbm``, ``sbuf>sbuf``) -> bytes moved, counted
+            in the element type of the end in HBM.
         dma_pieces: contiguous runs that the DMAs moved (a partition is a run of its own); bytes / pieces is the size of
             a descriptor's element, and small ones waste bandwidth.
         matmul_cycles: cycles of the tensor engine spent on products, at the tile rate.

@@ -86,8 +86,9 @@ class Launch:
             found = self._shared.get(key)
             if found is None:
                 found = Storage(shape, dtype, MemoryRegion.shared_hbm, name or "shared_hbm_tensor")
-                found.flags()
-                found.shared = self.programs == 2
+                if self.programs == 2:
+                    found.shared = True
+                    found.flags()
                 self._shared[key] = found
                 core.counts.hbm_bytes += found.numel * dtype.itemsize
             elif found.shape != shape or found.dtype != dtype:
