@@ -14,9 +14,9 @@ from torch import Tensor
 
 from onboard.prove.package import Package, place
 from vllm_neuron.accuracy.session import Session
+from vllm_neuron.accuracy.target import sources_of
 from vllm_neuron.errors import NeuronError
-from vllm_neuron.model.loading.checkpoint import Checkpoint
-from vllm_neuron.model.loading.plan import Source, make_plan
+from vllm_neuron.model.loading.plan import Source
 from vllm_neuron.model.neuron_config import NeuronConfig
 
 # What a package's code may raise while it is built, loaded or run.
@@ -89,9 +89,7 @@ class Subject:
 
     def sources(self, model: Any) -> dict[str, Source]:
         """Parameter of a loaded model -> where in the checkpoint it came from."""
-        with Checkpoint(self.folder) as checkpoint:
-            flags = {"tie_word_embeddings": bool(getattr(model, "tie_word_embeddings", False))}
-            return make_plan(model.CHECKPOINT, dict(model.named_parameters()), checkpoint.tensors, flags).sources
+        return sources_of(model, self.folder)
 
 
 class Runner:

@@ -144,7 +144,7 @@ def _runs(rig: Rig, ways: Sequence[Way], run: list[WayResult], progress: Callabl
             continue
         run.append(WayResult(way.name, f"fail: {_words(found)}", found.layer, found.name, seconds))
         progress(f"{way.name}: the guilty block")
-        return locate(rig, way) or _propagated(rig, way, found)
+        return locate(rig, way, found) or _propagated(rig, way, found)
     return None
 
 

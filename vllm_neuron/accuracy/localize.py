@@ -32,6 +32,8 @@ from vllm_neuron.accuracy.rig import HEAD, Ran, Rig
 from vllm_neuron.accuracy.ways import Way
 from vllm_neuron.nn import LayerNorm, MoE, RMSNorm
 
+LOGITS = "logits"
+
 
 @dataclass(frozen=True)
 class Divergence:
@@ -66,12 +68,22 @@ def diverges(rig: Rig, way: Way) -> tuple[Divergence | None, Observed]:
         if not finding.ok:
             return Divergence(pair.layer, pair.ours, finding), seen
     finding = rig.free("", seen.logits, rig.gold.logits)
-    return (None if finding.ok else Divergence(None, "logits", finding)), seen
+    return (None if finding.ok else Divergence(None, LOGITS, finding)), seen
 
 
-def locate(rig: Rig, way: Way) -> Place | None:
-    """The first block that is wrong with right inputs when the prompts are run one way; None when there is none."""
-    return locate_embedding(rig, way) or _layers(rig, way) or _tail(rig, way)
+def locate(rig: Rig, way: Way, divergence: Divergence) -> Place | None:
+    """The first block that is wrong with right inputs when the prompts are run one way; None when there is none.
+
+    Args:
+        rig, way: both sides, and how ours is run.
+        divergence: where the free run leaves the reference.
+    """
+    place = locate_embedding(rig, way) or _layers(rig, way) or _norms(rig, way) or locate_head(rig, way)
+    if place is None and divergence.name == LOGITS and rig.head is not None:
+        # Every layer agrees in the free run itself, and so does the head with the right rows.
+        logits = rig.run(way, []).first.logits
+        return place_of(rig, way, rig.head, _other_row(logits, rig.gold.logits, divergence.finding))
+    return place
 
 
 def place_of(rig: Rig, way: Way, pair: Pair, part: Part, kind: Literal["local", "propagated"] = "local") -> Place:
@@ -158,8 +170,8 @@ def _ends_elsewhere(rig: Rig, way: Way, pair: Pair) -> bool:
     return False
 
 
-def _tail(rig: Rig, way: Way) -> Place | None:
-    """The last norm and the head, given the reference's input; then which rows the logits are taken of."""
+def _norms(rig: Rig, way: Way) -> Place | None:
+    """The last norm, given the reference's input."""
     for pair in rig.norms:
         hidden = rig.fed(pair)
         if hidden is None:
@@ -170,11 +182,11 @@ def _tail(rig: Rig, way: Way) -> Place | None:
         finding, judge = rig.compare(pair, seen.first.outputs[pair.ours], hidden)
         if not finding.ok:
             return place_of(rig, way, pair, explain(rig, way, pair, hidden, finding, judge))
-    return locate_head(rig, way)
+    return None
 
 
 def locate_head(rig: Rig, way: Way) -> Place | None:
-    """The head, when it gives other logits for the reference's hidden states, or logits of other tokens."""
+    """The head, when it gives other logits for the reference's last hidden states."""
     if rig.head is None:
         return None
     hidden = rig.fed(rig.head)
@@ -185,15 +197,7 @@ def locate_head(rig: Rig, way: Way) -> Place | None:
         finding = rig.free("", ours, rig.gold.logits)
     else:
         finding = ThreeWayJudge()(ours, rig.gold.logits, rig.baseline.logits, HEAD)
-    if not finding.ok:
-        return place_of(rig, way, rig.head, explain_head(ours, rig.gold.logits, finding))
-    if rig.baseline is not None:
-        return None
-    logits = rig.run(way, []).first.logits
-    finding = rig.free("", logits, rig.gold.logits)
-    if finding.ok:
-        return None
-    return place_of(rig, way, rig.head, _other_row(logits, rig.gold.logits, finding))
+    return None if finding.ok else place_of(rig, way, rig.head, explain_head(ours, rig.gold.logits, finding))
 
 
 def _other_row(ours: Tensor, theirs: Tensor, finding: Finding) -> Part:

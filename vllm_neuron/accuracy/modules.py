@@ -85,7 +85,7 @@ def _tied(rig: Rig, layer: Pair) -> bool:
 
 @dataclass(frozen=True)
 class Checked:
-    """One result, the place of what it found, and whether it is off by more than rounding or an eps explains."""
+    """One result, the place of what it found, and whether it is grossly off for an input as it comes."""
 
     result: BlockResult
     place: Place | None = None
@@ -135,7 +135,7 @@ def _blocks(rig: Rig, layer: Pair | None, pairs: Sequence[Pair], ways: Sequence[
                 if not pair.whole:
                     part = explain(rig, way, pair, fed[pair.ours], finding, judge)
                 result = _result(rig, pair, way, errors[pair.ours], finding)
-                yield Checked(result, place_of(rig, way, pair, part), _gross(finding))
+                yield Checked(result, place_of(rig, way, pair, part), scale == PLAIN and _gross(finding))
         for pair in pairs:
             if pair.ours in errors and pair.ours not in wrong:
                 yield Checked(_result(rig, pair, way, errors[pair.ours]))
