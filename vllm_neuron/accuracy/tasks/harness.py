@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +156,13 @@ def _is_file(name: str) -> bool:
 
 def _manager(names: Sequence[str]) -> Any:
     """Our own tasks alone when that is enough: reading lm_eval's own takes seconds."""
+    return _index(all(name == OWN_TASK or _is_file(name) for name in names))
+
+
+@cache
+def _index(own: bool) -> Any:
     from lm_eval.tasks import TaskManager
 
-    own = all(name == OWN_TASK or _is_file(name) for name in names)
     return TaskManager(include_path=str(FOLDER), include_defaults=not own)
 
 
