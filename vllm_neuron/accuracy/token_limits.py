@@ -35,8 +35,10 @@ class TokenLimits:
         near_tie_ulps: the highest tokens of gold and target differ, and their gold logits are at most so many units in
             the last place of the target's dtype apart, at their size: each of the two may be off by one rounding. One
             step of bf16 is 0.125 for logits in [16, 32) and 0.25 in [32, 64); a fixed tolerance would be wrong.
-        tie_deviations: or their distance is at most so many standard deviations of what the baseline's own error at
-            this position does to a difference of two logits (sqrt(2) rms). Correct runs reach 1.5.
+        tie_deviations: or their distance is at most so many standard deviations of what this position's error does to
+            a difference of two logits (sqrt(2) rms): the target's own error, or the baseline's if that is larger, but
+            at most twice the baseline's. Correct runs of the two models reach 1.5; 72,000 positions of synthetic ones
+            with few hidden numbers, where the highest logits err most, reach 3.7.
         exact_rtol: for a float32 target, the relative error that is let pass in place of what BF16 explains. Correct
             float32 runs differ by 1e-6 to 4e-6; the smallest real fault that is worth a name gives 1e-3.
         top_k: tokens kept and compared at each position.
@@ -48,7 +50,7 @@ class TokenLimits:
     segment: int = 32
     row_ratio: float = 8.0
     near_tie_ulps: float = 2.0
-    tie_deviations: float = 3.0
+    tie_deviations: float = 4.0
     exact_rtol: float = 1e-4
     top_k: int = 5
 

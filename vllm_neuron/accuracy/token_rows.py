@@ -230,7 +230,7 @@ class TokenRows:
             linf_ratio=ratio(e.target_max, base_max),
         )
         if not row.top1:
-            row = self._flipped(row, base)
+            row = self._flipped(row, min(max(base, e.target), 2 * base))
             if not row.near_tie:
                 return row
         for what, found in (("error", row.rms_ratio), ("worst logit", row.linf_ratio)):
