@@ -4,8 +4,9 @@
 its engine is free and the instructions that wrote what it reads have ended; one that overwrites a tile also waits for
 those that used it (whole tensors count, not the parts of them). All DMA of a core shares one track at the documented
 bandwidth. Durations come from counted cycles and bytes and the documented clocks and bandwidth of a chip. Latency of
-DMA and semaphores, conflicts of memory banks, the reuse of addresses and waiting for the other core are left out. Open
-the file in Perfetto (ui.perfetto.dev) or chrome://tracing.
+DMA and semaphores, conflicts of memory banks and the reuse of addresses are left out. The cores of a logical core wait
+for each other in ``core_barrier``, which all engines pass together, and in ``sendrecv``. Open the file in Perfetto
+(ui.perfetto.dev) or chrome://tracing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from vllm_neuron.nki.cost import Chip
 from vllm_neuron.nki.standin.counts import Counts, Event
 
 TRACKS = ("dma", "tensor", "vector", "scalar", "gpsimd", "sync")
+# Instructions that wait for the other program.
+MEETINGS = ("core_barrier", "sendrecv")
 NOTICE = "Estimated from counts of the NKI stand-in: not AWS's simulator, not a measurement."
 
 
@@ -35,10 +38,13 @@ def schedule(counts: Counts, on: Chip) -> list[tuple[Event, float, float]]:
     """
     if not counts.events and any(counts.instructions.values()):
         raise ConfigError("trace", counts.kernel, "counts with events", "Collect in standin.counting(events=True).")
-    placed: list[tuple[Event, float, float]] = []
-    for program in range(counts.programs):
-        placed += _program([event for event in counts.events if event.program == program], on)
-    return placed
+    programs = [_Program(counts, program, on) for program in range(counts.programs)]
+    while any(program.left for program in programs):
+        ready = [program.until_meeting() for program in programs if program.left]
+        meeting = max(ready)
+        for program in programs:
+            program.meet(meeting)
+    return [placed for program in programs for placed in program.placed]
 
 
 def scheduled_seconds(counts: Counts, on: Chip) -> float:
@@ -46,28 +52,59 @@ def scheduled_seconds(counts: Counts, on: Chip) -> float:
     return max((start + duration for _, start, duration in schedule(counts, on)), default=0.0)
 
 
-def _program(events: Iterable[Event], on: Chip) -> list[tuple[Event, float, float]]:
-    free = dict.fromkeys(TRACKS, 0.0)
-    written: dict[int, float] = {}
-    used: dict[int, float] = {}
-    placed = []
-    for event in events:
-        start = free[event.engine]
+class _Program:
+    """The schedule of one program.
+
+    Attributes:
+        left: instructions to place, the next one last.
+        placed: instructions with start and duration.
+    """
+
+    def __init__(self, counts: Counts, program: int, on: Chip) -> None:
+        self.left = [event for event in reversed(counts.events) if event.program == program]
+        self.placed: list[tuple[Event, float, float]] = []
+        self._alone = counts.programs == 1
+        self._on = on
+        self._free = dict.fromkeys(TRACKS, 0.0)
+        self._written: dict[int, float] = {}
+        self._used: dict[int, float] = {}
+
+    def until_meeting(self) -> float:
+        """Place instructions up to the next one that waits for the other program; returns when that one is ready."""
+        while self.left and (self._alone or self.left[-1].name not in MEETINGS):
+            event = self.left.pop()
+            self._place(event, self._start(event))
+        return self._start(self.left[-1]) if self.left else 0.0
+
+    def meet(self, at: float) -> None:
+        """Place the instruction that waited, not before ``at``."""
+        if self.left:
+            event = self.left.pop()
+            self._place(event, max(at, self._start(event)))
+
+    def _start(self, event: Event) -> float:
+        if event.engine == "sync":
+            return max(self._free.values())
+        start = self._free[event.engine]
         for storage in event.reads:
-            start = max(start, written.get(storage, 0.0))
+            start = max(start, self._written.get(storage, 0.0))
         # Writes to HBM go to parts of large tensors: they don't wait for each other.
         if not event.direction.endswith("hbm"):
             for storage in event.writes:
-                start = max(start, used.get(storage, 0.0))
-        duration = _seconds(event, on)
+                start = max(start, self._used.get(storage, 0.0))
+        return start
+
+    def _place(self, event: Event, start: float) -> None:
+        duration = _seconds(event, self._on)
         end = start + duration
-        free[event.engine] = end
+        if event.engine == "sync":
+            self._free = dict.fromkeys(TRACKS, end)
+        self._free[event.engine] = end
         for storage in event.reads:
-            used[storage] = max(used.get(storage, 0.0), end)
+            self._used[storage] = max(self._used.get(storage, 0.0), end)
         for storage in event.writes:
-            written[storage] = max(written.get(storage, 0.0), end)
-        placed.append((event, start, duration))
-    return placed
+            self._written[storage] = max(self._written.get(storage, 0.0), end)
+        self.placed.append((event, start, duration))
 
 
 def _seconds(event: Event, on: Chip) -> float:

@@ -154,3 +154,34 @@ def test_a_call_without_events_is_refused():
         product(A, B)
     with pytest.raises(ConfigError, match="events=True"):
         trace(collected.calls, TRN2)
+
+
+@jit
+def unequal(x):
+    """Program 0 has more to do before the barrier than program 1."""
+    shared = nl.ndarray((2, 64, 512), dtype=x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id(0)
+    t = nl.ndarray((64, 512), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=t, src=x)
+    for _ in range(1 if me else 20):
+        nisa.tensor_scalar(dst=t, data=t, op0=nl.add, operand0=0.0)
+    nisa.dma_copy(dst=shared[me], src=t)
+    nisa.core_barrier(data=shared, cores=(0, 1))
+    nisa.dma_copy(dst=t, src=shared[1 - me])
+    nisa.sendrecv(src=t, dst=t, send_to_rank=1 - me, recv_from_rank=1 - me, pipe_id=0)
+    return shared
+
+
+def test_programs_wait_for_each_other():
+    with counting(events=True) as collected:
+        unequal[2](np.ones((64, 512), np.float32))
+    placed = schedule(collected.calls[0], TRN2)
+    assert len(placed) == sum(collected.calls[0].instructions.values())
+    for name in ("core_barrier", "sendrecv"):
+        starts = {event.program: start for event, start, _ in placed if event.name == name}
+        assert starts[0] == starts[1] > 0
+    barrier = next(start for event, start, _ in placed if event.name == "core_barrier")
+    busy = max(start + duration for event, start, duration in placed if event.name == "tensor_scalar")
+    assert barrier >= busy
+    after = [start for event, start, _ in placed if event.name == "dma_copy" and event.direction == "hbm>sbuf"]
+    assert sum(start >= barrier for start in after) == 2
