@@ -3,8 +3,8 @@
 The cycle figures follow the public NKI documentation's estimates: an instruction of the vector, scalar or GpSimd engine
 takes one cycle an element of a partition and a fixed start-up; a matmul streams its moving rows through the array, one
 a cycle for 16-bit and 8-bit types, four cycles a row for fp32 (``FP32_PASSES``, two for a transpose), half a cycle with
-``perf_mode=double_row``; at least 64 cycles an instruction. The vector engine's faster modes for 16-bit tiles in SBUF
-are left out. They estimate, they don't simulate queues, semaphores or the memory system.
+``perf_mode=double_row``; at least 64 cycles an instruction. The vector engine takes two or four elements a cycle of
+16-bit tiles where the Trainium2 guide says so. They estimate, they don't simulate queues, semaphores or the memory.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pytest
 from tests.vllm_neuron.nki.standin.harness import empty, normal, out, run, tile
 from vllm_neuron.errors import KernelError
 from vllm_neuron.nki.standin import nisa, nl
+from vllm_neuron.nki.standin.core import local
 
 BF16 = ml_dtypes.bfloat16
 
@@ -334,3 +335,37 @@ def test_convenience_operators_make_tiles():
     assert np.array_equal(product, x * y + np.float32(1))
     assert np.allclose(exponential, np.exp(x))
     assert np.array_equal(difference, np.float32(1) - x)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "stride", "psum", "speeds"),
+    [
+        (("bfloat16", "bfloat16"), 1, False, (4, 4, 2)),
+        (("bfloat16", "float16"), 1, False, (4, 4, 2)),
+        (("bfloat16", "bfloat16"), 2, False, (2, 2, 2)),
+        (("bfloat16", "bfloat16"), 1, True, (2, 2, 1)),
+        (("float32", "bfloat16"), 1, False, (1, 1, 1)),
+        (("bfloat16", "float32"), 1, False, (1, 1, 1)),
+    ],
+)
+def test_vector_cycles_of_16_bit_tiles(dtypes, stride, psum, speeds):
+    def kernel(a):
+        source = tile(a, dtypes[0], nl.psum if psum else None)[:, 0:1024:stride]
+        t = empty((8, 1024), dtypes[1])[:, 0:1024:stride]
+        other = tile(a, dtypes[0])[:, 0:1024:stride]
+        for call in (
+            lambda: nisa.tensor_copy(dst=t, src=source),
+            lambda: nisa.tensor_scalar(dst=t, data=source, op0=nl.add, operand0=1.0),
+            lambda: nisa.tensor_tensor(dst=t, data1=source, data2=other, op=nl.add),
+        ):
+            with_call = cycles()
+            call()
+            found.append((1024 // stride) / (cycles() - with_call))
+        return a
+
+    def cycles():
+        return local.core.counts.cycles["vector"]
+
+    found = []
+    run(kernel, normal(8, 1024))
+    assert tuple(found) == speeds

@@ -15,7 +15,7 @@ from vllm_neuron.nki.standin.ops import OPS, Op, operator
 from vllm_neuron.nki.standin.tensor import Tensor
 
 _NAMES = {engines.vector: "vector", engines.scalar: "scalar", engines.gpsimd: "gpsimd"}
-_ONE = np.float32(1.0)
+_HALVES = ("bfloat16", "float16")
 
 
 def on_engine(engine: Any, allowed: tuple[str, ...], what: str, *tensors: Tensor) -> str:
@@ -36,8 +36,23 @@ def on_engine(engine: Any, allowed: tuple[str, ...], what: str, *tensors: Tensor
     return name
 
 
-def _done(core: Core, where: str, what: str, data: Tensor) -> None:
-    core.tick(where, what, max(FIXED_CYCLES, data.size // data.shape[0]))
+def _done(core: Core, where: str, what: str, data: Tensor, speed: int = 1) -> None:
+    core.tick(where, what, max(FIXED_CYCLES, data.size // data.shape[0] // speed))
+
+
+def _speed(t: Tensor, s: Tensor) -> int:
+    """Elements a cycle and lane of a copy or tensor-scalar on the vector engine of trn2 and trn3.
+
+    Four for 16-bit floats in SBUF that are contiguous in the innermost dimension; two when they are not, or when one
+    of the two is in PSUM; else one (AWS Neuron documentation, Trainium2 Architecture Guide for NKI).
+    """
+    if t.dtype not in _HALVES or s.dtype not in _HALVES:
+        return 1
+    contiguous = t.steps[-1] == t.dtype.itemsize and s.steps[-1] == s.dtype.itemsize
+    in_psum = (t.place == "psum") + (s.place == "psum")
+    if in_psum == 0:
+        return 4 if contiguous else 2
+    return 2 if in_psum == 1 and contiguous else 1
 
 
 def memset(dst: Tensor, value: Any, engine: Any = engines.unknown, name: str | None = None) -> None:
@@ -67,7 +82,7 @@ def tensor_copy(dst: Tensor, src: Tensor, engine: Any = engines.unknown, name: s
         t.mark()
     else:
         o.store(t, o.fp32(s))
-    _done(core, where, "tensor_copy", t)
+    _done(core, where, "tensor_copy", t, _speed(t, s) if where == "vector" else 1)
 
 
 def tensor_tensor(
@@ -90,7 +105,8 @@ def tensor_tensor(
         o.store(t, operation.run(a.array, o.like(b.array, a)))
     else:
         o.store(t, operation.run(o.fp32(a), o.like(o.fp32(b), a)))
-    _done(core, where, "tensor_tensor", t)
+    half = t.dtype in _HALVES and a.dtype in _HALVES and b.dtype in _HALVES and a.place == b.place == "sbuf"
+    _done(core, where, "tensor_tensor", t, 2 if half and where == "vector" else 1)
 
 
 def _stage(op: Op, data: Any, operand: Any, reverse: bool, argument: str) -> Any:
@@ -130,7 +146,7 @@ def tensor_scalar(
         _on_scalar_engine(op0, op1)
     result, _ = _scalars(d, ((op0, operand0, reverse0), (op1, operand1, reverse1)), "tensor_scalar")
     o.store(t, result)
-    _done(core, where, "tensor_scalar", t)
+    _done(core, where, "tensor_scalar", t, _speed(t, d) if where == "vector" else 1)
 
 
 def _on_scalar_engine(op0: Any, op1: Any) -> None:
