@@ -79,6 +79,7 @@ def test_double_row_contracts_over_the_pair_too():
 
     expected = np.einsum("kpm,kpn->mn", a.astype(np.float32), b.astype(np.float32))
     assert np.allclose(run(kernel, a, b), expected, rtol=1e-5, atol=1e-4)
+    assert last_counts().matmul_cycles == 64
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16, np.int32])
@@ -211,3 +212,30 @@ def test_versions_are_ordered(monkeypatch):
     assert nisa.nc_version.gen2 < nisa.nc_version.gen3 <= nisa.nc_version.gen4
     assert nisa.nc_version.gen4 > nisa.nc_version.gen3 >= nisa.nc_version.gen3
     assert nisa.get_nc_version() is nisa.nc_version.gen3
+
+
+@pytest.mark.parametrize(
+    ("position", "size", "message"),
+    [
+        ((32, 0), (32, 128), None),
+        ((0, 0), (64, 64), None),
+        ((0,), (32, 128), "both"),
+        ((0, 0), (), "both"),
+        ((16, 0), (32, 128), "multiple"),
+        ((96, 0), (64, 128), "multiple"),
+        ((0, 0), (48, 128), "multiple"),
+        ((0, 0), (32, 32), "at least 40"),
+    ],
+)
+def test_parts_of_the_array(position, size, message):
+    def kernel(s, m):
+        p = empty((40, 8), buffer=nl.psum)
+        nisa.nc_matmul(dst=p, stationary=tile(s), moving=tile(m), tile_position=position, tile_size=size)
+        return out(p)
+
+    a, b = normal(32, 40), normal(32, 8, seed=1)
+    if message is None:
+        assert np.allclose(run(kernel, a, b), a.T @ b, rtol=1e-5, atol=1e-4)
+    else:
+        with pytest.raises(KernelError, match=message):
+            run(kernel, a, b)

@@ -19,6 +19,7 @@ from vllm_neuron.nki.standin.tensor import Tensor
 STATIONARY_FREE = 128
 MOVING_FREE = 512
 VECTOR_TRANSPOSE = 32
+_TILES = (32, 64, 128)
 _TARGET = "The target is trn2 unless NEURON_PLATFORM_TARGET_OVERRIDE says otherwise."
 _WIDE = ("float32", "tfloat32")
 _TYPES = (*_WIDE, "bfloat16", "float16", *sorted(FP8))
@@ -44,7 +45,8 @@ def nc_matmul(
             the tensor was allocated and adds to the others.
         is_transpose: ``moving`` is an identity: an exact transpose of ``stationary`` in its own type.
         perf_mode: ``double_row``: operands ``[K, 2, free]`` in fp8, the product runs over K and the pair.
-        tile_position, tile_size: row tiling; performance only.
+        tile_position, tile_size: (row, column) start and size of the part of the array; the cycles are counted as if
+            nothing else ran on other parts.
     """
     core = current("nc_matmul")
     s = o.source(stationary, "nc_matmul.stationary", o.SBUF)
@@ -52,6 +54,8 @@ def nc_matmul(
     t = o.target(dst, "nc_matmul.dst", o.PSUM)
     double = perf_mode is matmul_perf_mode.double_row
     rows, columns = _check(s, m, t, double, is_transpose)
+    if tile_position or tile_size:
+        _check_tiling(tile_position, tile_size, s.shape[0], rows)
     left, right = s.array, m.array
     if double:
         left = left.reshape(-1, rows)
@@ -65,7 +69,7 @@ def nc_matmul(
         return
     product = np.matmul(left.T.astype(np.float32, copy=False), right.astype(np.float32, copy=False))
     accumulate_into(t, product, accumulate)
-    cycles = _cycles(s, columns) / (2 if double else 1)
+    cycles = _cycles(s, columns)
     core.tick("tensor", "nc_matmul", cycles)
     core.counts.matmul_cycles += cycles
 
@@ -104,6 +108,17 @@ def _check(s: Tensor, m: Tensor, t: Tensor, double: bool, is_transpose: bool) ->
     elif t.dtype != "float32" and not (t.dtype == "bfloat16" and get_nc_version() >= nc_version.gen4):
         fail("nc_matmul.dst", t.dtype, "float32, or bfloat16 on trn3", _TARGET)
     return rows, columns
+
+
+def _check_tiling(position: Sequence[int], size: Sequence[int], contraction: int, rows: int) -> None:
+    if len(position) != 2 or len(size) != 2:
+        fail("nc_matmul.tile_size", (tuple(position), tuple(size)), "tile_position and tile_size, both (row, column)")
+    for axis, need in ((0, contraction), (1, rows)):
+        start, extent = int(position[axis]), int(size[axis])
+        if extent not in _TILES or start % extent or start + extent > STATIONARY_FREE:
+            fail("nc_matmul.tile_position", (start, extent), f"a size of {_TILES} and a start that is a multiple of it")
+        if need > extent:
+            fail("nc_matmul.tile_size", extent, f"at least {need}, as stationary has")
 
 
 def _inside_bank(t: Tensor) -> None:

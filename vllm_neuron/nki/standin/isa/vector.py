@@ -144,7 +144,7 @@ def tensor_scalar(
     where = on_engine(engine, ("vector", "scalar", "gpsimd"), "tensor_scalar", t, d)
     if where == "scalar":
         _on_scalar_engine(op0, op1)
-    result, _ = _scalars(d, ((op0, operand0, reverse0), (op1, operand1, reverse1)), "tensor_scalar")
+    result = _scalars(d, ((op0, operand0, reverse0), (op1, operand1, reverse1)), "tensor_scalar")
     o.store(t, result)
     _done(core, where, "tensor_scalar", t, _speed(t, d) if where == "vector" else 1)
 
@@ -155,10 +155,9 @@ def _on_scalar_engine(op0: Any, op1: Any) -> None:
         fail("tensor_scalar.op0", pair, "multiply and add, multiply, or add on the scalar engine")
 
 
-def _scalars(d: Tensor, stages: Sequence[tuple[Any, Any, bool]], what: str) -> tuple[Any, Any]:
-    """The value of one or two scalar stages, and the first operator."""
-    first = operator(stages[0][0], f"{what}.op0", 2)
-    raw = first.kind == "bits"
+def _scalars(d: Tensor, stages: Sequence[tuple[Any, Any, bool]], what: str) -> Any:
+    """The value of one or two scalar stages."""
+    raw = operator(stages[0][0], f"{what}.op0", 2).kind == "bits"
     value = d.array if raw else o.fp32(d)
     for i, (op, operand, reverse) in enumerate(stages):
         if op is None:
@@ -173,7 +172,7 @@ def _scalars(d: Tensor, stages: Sequence[tuple[Any, Any, bool]], what: str) -> t
             fail(argument, repr(operand), "a number or a float32 tensor")
         side = _raw_scalar(operand, d, argument) if raw else o.scalar(operand, d, argument)
         value = _stage(operation, value, side, reverse, argument)
-    return value, first
+    return value
 
 
 def scalar_tensor_tensor(
@@ -196,7 +195,7 @@ def scalar_tensor_tensor(
     o.same(d, b, "scalar_tensor_tensor.operand1")
     o.same(t, d, "scalar_tensor_tensor.data")
     where = on_engine(engine, ("vector", "gpsimd"), "scalar_tensor_tensor", t, d, b)
-    value, _ = _scalars(d, ((op0, operand0, reverse0),), "scalar_tensor_tensor")
+    value = _scalars(d, ((op0, operand0, reverse0),), "scalar_tensor_tensor")
     second = operator(op1, "scalar_tensor_tensor.op1", 2)
     side = o.like(b.array if second.kind == "bits" else o.fp32(b), d)
     o.store(t, _stage(second, value, side, reverse1, "scalar_tensor_tensor.operand1"))
@@ -264,7 +263,7 @@ def tensor_scalar_reduce(
     d = o.source(data, "tensor_scalar_reduce.data")
     t = o.target(dst, "tensor_scalar_reduce.dst")
     o.same(t, d, "tensor_scalar_reduce.data")
-    value, _ = _scalars(d, ((op0, operand0, reverse0),), "tensor_scalar_reduce")
+    value = _scalars(d, ((op0, operand0, reverse0),), "tensor_scalar_reduce")
     row(reduce_res, d, reduce_op, value, "tensor_scalar_reduce")
     o.store(t, value)
     _done(core, "vector", "tensor_scalar_reduce", d)
