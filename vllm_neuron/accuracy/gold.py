@@ -82,7 +82,11 @@ class Gold:
     @cached_property
     def logits(self) -> Tensor:
         """float32 [R, V]."""
-        return torch.cat([capture.logits for capture in self.captures])
+        found = torch.cat([capture.logits for capture in self.captures])
+        # They are large: the captures keep no copies of their own.
+        for capture, part in zip(self.captures, self.per_prompt(found), strict=True):
+            capture.logits = part
+        return found
 
     @cached_property
     def edges(self) -> list[int]:

@@ -14,6 +14,7 @@ from vllm_neuron.accuracy.testing import Limits, compare_three_way
 BAR = 1e-5
 # Rounding errors of the reference itself, laid on its input, may come out so many times as large and still be ours.
 SLACK = 8.0
+CHUNK = 1 << 24
 # A block that sums in another order and rounds between (as ranks do) has errors up to twice as wide as a reference that
 # rounds once; a fault that is as small as that and absent in float32 is none.
 BLOCK_LIMITS = Limits(rms=2.0)
@@ -52,7 +53,13 @@ def row_errors(target: Tensor, expected: Tensor) -> Tensor:
         return torch.full((len(expected),), torch.inf)
     if not len(expected) or not expected[0].numel():
         return torch.zeros(len(expected))
-    target, expected = target.float().flatten(1), expected.float().flatten(1)
+    # A few rows at a time: logits of a large vocabulary take gigabytes.
+    count = max(1, CHUNK // expected[0].numel())
+    pairs = zip(target.split(count), expected.split(count), strict=True)
+    return torch.cat([_row_errors(t.float().flatten(1), e.float().flatten(1)) for t, e in pairs])
+
+
+def _row_errors(target: Tensor, expected: Tensor) -> Tensor:
     difference, size = (target - expected).norm(dim=1), expected.norm(dim=1)
     errors = torch.where(size > 0, difference / size, torch.where(difference > 0, torch.inf, 0.0))
     return torch.where(errors.isfinite(), errors, torch.inf)
@@ -103,10 +110,13 @@ class ThreeWayJudge:
         """
         if baseline is None:
             raise ValueError("a three-way comparison needs the baseline")
-        rows = torch.arange(len(expected)) if self.counted is None else self.counted.nonzero().flatten()
         if target.shape != expected.shape:
             return Finding(False, float("inf"), 0, f"shape {list(target.shape)}, expected {list(expected.shape)}")
-        ours, gold, base = (x[rows].float() for x in (target, expected, baseline))
+        rows = torch.arange(len(expected))
+        ours, gold, base = target, expected, baseline
+        if self.counted is not None:
+            rows = self.counted.nonzero().flatten()
+            ours, gold, base = (x[rows] for x in (target, expected, baseline))
         found = compare_three_way(
             target=ours, expected=gold, baseline=base, name=name, dtype=self.dtype, limits=BLOCK_LIMITS
         )

@@ -150,7 +150,7 @@ def _inside(rig: Rig, way: Way, layer: Pair, finding: Finding) -> Place:
     if silent:
         return place_of(rig, way, layer, Part("skipped", f"{', '.join(silent)} never runs", finding.row))
     words = f"its blocks agree, the layer does not: {finding.words}"
-    return place_of(rig, way, layer, Part("residual", words, finding.row))
+    return place_of(rig, way, layer, Part("wiring", words, finding.row))
 
 
 def _ends_elsewhere(rig: Rig, way: Way, pair: Pair) -> bool:

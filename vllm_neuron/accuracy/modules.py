@@ -131,7 +131,7 @@ def _blocks(rig: Rig, layer: Pair | None, pairs: Sequence[Pair], ways: Sequence[
                 if finding.ok:
                     continue
                 wrong.add(pair.ours)
-                part = Part("residual", f"the layer differs: {finding.words}", finding.row)
+                part = Part("wiring", f"the layer differs: {finding.words}", finding.row)
                 if not pair.whole:
                     part = explain(rig, way, pair, fed[pair.ours], finding, judge)
                 result = _result(rig, pair, way, errors[pair.ours], finding)

@@ -61,7 +61,7 @@ def test_a_layer_that_is_wired_wrong_is_named_as_a_layer() -> None:
     halved = wrapped("layers.2", lambda module, forward, x, step: x + (forward(x, step) - x) / 2)
     found = level3("llama", plant=halved)
     assert found.place is not None
-    assert (found.place.layer, found.place.block, found.place.part) == (2, "layer", "residual")
+    assert (found.place.layer, found.place.block, found.place.part) == (2, "layer", "wiring")
     assert [b.ours for b in found.blocks if not b.passed] == ["layers.2"]
 
 

@@ -161,7 +161,7 @@ def block_faults() -> Iterator[Fault]:
     yield Fault(
         "experts' clamp dropped", "gpt_oss", Where(1, "mlp", "experts"), at("layers.1.mlp.experts", _dropped("clamp"))
     )
-    yield Fault("residual added twice", "llama", Where(1, "layer", "residual"), wrapped("layers.1", _doubled))
+    yield Fault("residual added twice", "llama", Where(1, "layer", "wiring"), wrapped("layers.1", _doubled))
     yield Fault("layer skipped", "llama", Where(1, "layer", "skipped"), wrapped("layers.1", _skipped))
     yield Fault("no embedding scale", "gemma3", Where(None, "embed", "scale"), setting("embed", scale=None))
     yield Fault("wrong soft cap of the logits", "gemma3", Where(None, "head", "softcap"), setting("head", softcap=6.0))
