@@ -21,7 +21,7 @@ from vllm_neuron.step import Phase, Step
 OnCall = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Record:
     """One call of one module.
 

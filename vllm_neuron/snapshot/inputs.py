@@ -28,7 +28,7 @@ SCHEMA = 1
 META, STEP, KV, OUTPUTS = "meta.json", "step.safetensors", "kv.safetensors", "outputs.safetensors"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadCall:
     """One run of the head on rows of the step.
 
@@ -45,7 +45,7 @@ class HeadCall:
     logits_RV: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Snapshot:
     """One step of one rank, as it is read back.
 

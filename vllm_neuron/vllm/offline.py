@@ -11,89 +11,30 @@ imports. With tensor parallelism each rank is a process of its own.
 from __future__ import annotations
 
 import gc
-import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-import vllm_neuron.functional as NF
-from vllm_neuron import envs
 from vllm_neuron.accuracy.sources import LayerKV, Scored
-from vllm_neuron.errors import ConfigError, ShapeError
+from vllm_neuron.errors import ShapeError
 from vllm_neuron.snapshot.capture import Record
 from vllm_neuron.vllm.rows import LogitsBuffer
+from vllm_neuron.vllm.starting import EngineOptions, environment, start
 from vllm_neuron.vllm.uninstalled import Uninstalled
 
 if TYPE_CHECKING:
     from vllm_neuron.vllm.worker.tap import RankKV, Tapped
 
+__all__ = ["EngineOptions", "EngineSource", "OnRows"]
+
 # Number of the request, position of the first row, rows [R, V] float32: a piece of the logits as it was computed.
 OnRows = Callable[[int, int, Tensor], None]
-# Rows of a step whose logits come through a pipe from another process, all at once.
-PIPED_TOKENS = 256
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How the engine is started; each field is vLLM's option of that name unless said otherwise.
-
-    Attributes:
-        dtype: ``float32`` or ``bfloat16``.
-        max_model_len: tokens of the longest prompt, and one more; the model's own length when None.
-        max_num_batched_tokens: chunk size of prefills; vLLM's default when None (256 with tensor parallelism, where
-            logits come from another process).
-        max_num_seqs: rows of a decode, and rows of the head at a time; no more than a chunk, which is vLLM's rule.
-        tensor_parallel_size: ranks, each a process of its own when more than one.
-        kernels: ``auto``, ``off``, ``simulate`` or ``require`` (``VLLM_NEURON_KERNELS``).
-        enable_prefix_caching: a prompt whose beginning was scored before goes on from the cached blocks, and
-            ``Scored.first`` is the first position that was computed. Off by default: all positions are computed.
-        kv_cache_bytes: of each rank; vLLM's ``kv_cache_memory_bytes``.
-        neuron_config: the plugin's own.
-        engine: any further options of ``vllm.LLM``.
-    """
-
-    dtype: str = "bfloat16"
-    max_model_len: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int = 32
-    tensor_parallel_size: int = 1
-    kernels: Literal["auto", "off", "simulate", "require"] = "auto"
-    enable_prefix_caching: bool = False
-    kv_cache_bytes: int | None = None
-    neuron_config: Mapping[str, Any] = field(default_factory=dict)
-    engine: Mapping[str, Any] = field(default_factory=dict)
-
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of ``vllm.LLM``."""
-        from vllm_neuron.vllm import forcing
-
-        tokens = self.max_num_batched_tokens
-        if tokens is None and self.tensor_parallel_size > 1:
-            tokens = PIPED_TOKENS
-        given = {
-            "dtype": self.dtype,
-            "max_model_len": self.max_model_len,
-            "max_num_batched_tokens": tokens,
-            "max_num_seqs": self.max_num_seqs if tokens is None else min(self.max_num_seqs, tokens),
-            "tensor_parallel_size": self.tensor_parallel_size,
-            "enable_prefix_caching": self.enable_prefix_caching,
-            "kv_cache_memory_bytes": self.kv_cache_bytes,
-            "additional_config": {"neuron_config": dict(self.neuron_config)},
-            "logits_processors": [forcing.NAME],
-            # Nobody reads the log-probabilities, so none are made of the logits.
-            "logprobs_mode": "raw_logits",
-            "skip_tokenizer_init": True,
-            "disable_log_stats": True,
-            "seed": 0,
-        }
-        return {key: value for key, value in given.items() if value is not None} | dict(self.engine)
 
 
 class EngineSource:
@@ -127,37 +68,16 @@ class EngineSource:
         self._listener: Callable[[Tapped], None] | None = None
         self._requests = 0
         with ExitStack() as stack:
-            stack.enter_context(_environment(self.options))
+            stack.enter_context(environment(self.options))
             if package is not None:
                 stack.enter_context(package.importable())
-            self._llm = self._start(_found(model))
+            self._llm = start(model, self.options)
             stack.callback(self._shut_down)
             self._direct = self.options.tensor_parallel_size == 1
             self._llm.collective_rpc("tap_logits", args=(self._hear,) if self._direct else ())
             self._leaving = stack.pop_all()
         self.vocab_size = int(self._llm.model_config.get_vocab_size())
         self.name = f"{package.name if package else 'the served package'} on vLLM, {self._how()}"
-
-    def _start(self, model: str) -> Any:
-        from vllm_neuron.vllm.adapter import get_adapter
-
-        get_adapter()
-        from vllm.platforms import current_platform
-
-        if not current_platform.is_out_of_tree():
-            raise ConfigError(
-                "platform",
-                current_platform.device_name,
-                "vllm_neuron's own",
-                "Set VLLM_NEURON_CPU_MODE before vLLM is imported; `onboard doctor` says what is in the way.",
-            )
-        from vllm import LLM
-
-        try:
-            with _quiet("vllm.renderers.base"):
-                return LLM(model, **self.options.arguments())
-        except ValueError as error:
-            raise ConfigError("engine", _first_reason(error), "options and a model that vLLM takes") from error
 
     def _how(self) -> str:
         o = self.options
@@ -192,7 +112,8 @@ class EngineSource:
         Raises:
             ShapeError: as :meth:`score`.
         """
-        runs = [self._submit(number, ids, steps) for number, (ids, steps) in enumerate(prompts)]
+        checked = [self._checked(ids, steps) for ids, steps in prompts]
+        runs = [self._submit(number, *each) for number, each in enumerate(checked)]
         by_id = {run.internal: run for run in runs}
         self._listener = lambda piece: _hand_on(by_id, piece, on_rows)
         engine = self._llm.llm_engine
@@ -216,15 +137,21 @@ class EngineSource:
         if self._listener is not None:
             self._listener(piece)
 
-    def _submit(self, number: int, prompt_ids: Sequence[int], steps: int) -> _Run:
-        from vllm import SamplingParams
-
+    def _checked(self, prompt_ids: Sequence[int], steps: int) -> tuple[list[int], int]:
         ids = [int(token) for token in prompt_ids]
         if not ids or not 0 <= steps < len(ids):
             raise ShapeError("steps", steps, f"0 to {len(ids) - 1}, with {len(ids)} prompt ids")
         longest = self._llm.model_config.max_model_len
         if len(ids) >= longest:
             raise ShapeError("prompt ids", len(ids), f"fewer than max_model_len {longest}", "Start it with more.")
+        odd = [token for token in ids if not 0 <= token < self.vocab_size]
+        if odd:
+            raise ShapeError("prompt ids", odd[0], f"ids from 0 to {self.vocab_size - 1}, the model's vocabulary")
+        return ids, steps
+
+    def _submit(self, number: int, ids: list[int], steps: int) -> _Run:
+        from vllm import SamplingParams
+
         params = SamplingParams(
             temperature=0,
             max_tokens=steps + 1,
@@ -354,44 +281,3 @@ def _joined(parts: Sequence[RankKV]) -> LayerKV:
     values = torch.cat([part.values_SKD for part in kept], dim=1)
     layer = next(int(piece) for piece in first.name.split(".") if piece.isdigit())
     return LayerKV(layer, keys, values, first.start, first.name)
-
-
-def _first_reason(error: ValueError) -> str:
-    """The reason in pydantic's many lines, or the text itself."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    given = [line.partition(" [type=")[0].removeprefix("Value error, ") for line in lines if "[type=" in line]
-    return (given or lines or [type(error).__name__])[0]
-
-
-def _found(model: str | Path) -> str:
-    """The model as vLLM takes it: a checkpoint folder, or an id of the hub.
-
-    Raises:
-        ConfigError: it can't be either.
-    """
-    folder = Path(model)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError("model", str(model), "a checkpoint folder with a config.json")
-    if not folder.is_dir() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(model)):
-        raise ConfigError("model", str(model), "a checkpoint folder, or an id such as org/name")
-    return str(model)
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Hide a logger's warnings: vLLM warms chat templates up, and prints a traceback where there is no tokenizer."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-@contextmanager
-def _environment(options: EngineOptions) -> Iterator[None]:
-    """The variables of an engine whose core runs in this process; put back afterwards."""
-    changes = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NEURON_KERNELS": options.kernels}
-    with envs.changed(changes), NF.use_kernels(options.kernels):
-        yield

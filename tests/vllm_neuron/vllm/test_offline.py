@@ -122,13 +122,20 @@ def test_a_request_that_breaks_is_partial(source: EngineSource, name: str, check
 
 @pytest.mark.parametrize(
     ("ids", "steps", "message"),
-    [([], 0, "with 0 prompt ids"), ([5, 6], 2, "0 to 1"), ([5] * 160, 3, "max_model_len 160")],
+    [
+        ([], 0, "with 0 prompt ids"),
+        ([5, 6], 2, "0 to 1"),
+        ([5] * 160, 3, "max_model_len 160"),
+        ([5, 320], 0, "ids from 0 to 319"),
+        ([-1], 0, "got -1"),
+    ],
 )
 def test_prompts_that_cannot_be_scored_are_refused(
     source: EngineSource, ids: list[int], steps: int, message: str
 ) -> None:
     with pytest.raises(ShapeError, match=message):
-        source.score(ids, steps)
+        source.stream([([5, 6], 1), (ids, steps)], lambda *_: None)
+    assert not source._llm.llm_engine.has_unfinished_requests(), "nothing was started"
 
 
 def test_a_callback_that_fails_leaves_a_usable_engine(source: EngineSource, name: str, checkpoint: Any) -> None:

@@ -18,7 +18,7 @@ from vllm_neuron.vllm.worker.kv import GroupShape
 from vllm_neuron.vllm.worker.watch import Part, Watcher
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LogitRows:
     """Logits of neighbouring tokens of one request: float32 [R, V], the first of them at ``position``."""
 
@@ -162,7 +162,7 @@ def read_kv(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RankKV:
     """One layer's cache on one rank, see :func:`read_kv`."""
 
