@@ -17,7 +17,7 @@ from vllm_neuron.nki.wrap import wrap_nki
 # fp32 columns of a PSUM bank, which a query tile's result must fit.
 MOST_VALUE_SIZE = 512
 # Bytes a partition for keys and values of a section, their transposes included; for the rows of one tile in decode.
-SECTION_BYTES = 104 * 1024
+SECTION_BYTES = 120 * 1024
 ROW_BYTES = 64 * 1024
 
 

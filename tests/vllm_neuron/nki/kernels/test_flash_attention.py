@@ -172,8 +172,6 @@ def test_refusals_name_the_limit(on_cores, change, words):
 ])  # fmt: skip
 def test_long(on_cores, agree, normal, length, heads, sizes, dtype, cores):
     q, k, v = operands(normal, length, length, heads, sizes, dtype)
-    if sizes[0] == 576 and dtype == torch.float32:
-        pytest.skip("refused: the head size of a latent in float32")
     mask = prefill_mask(length, packed=2)
     both(on_cores, agree, cores, q, k, v, mask, causal=True, **extras(normal, q, length, softcap=5.0, sinks=True))
 
