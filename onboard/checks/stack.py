@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import platform
 import sys
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 from onboard.checks import child
 from onboard.checks.finding import Finding, error, ok, warn
 from onboard.report.mode import neuron_devices
+from vllm_neuron.errors import UnsupportedError
 
 VLLM = "0.32"
 NEURON_STACK = ("torch-neuronx", "neuronx-cc", "nki")
@@ -22,6 +24,19 @@ def installed(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
+
+
+def need(why: str, *libraries: str) -> None:
+    """Import libraries that a light install has not.
+
+    Raises:
+        UnsupportedError: one is not installed; the message says what it is needed for and how to install it.
+    """
+    for library in libraries:
+        try:
+            import_module(library)
+        except ImportError as error:
+            raise UnsupportedError("environment", str(error), f"{library}, {why}", INSTALL) from None
 
 
 def check_machine() -> Finding:

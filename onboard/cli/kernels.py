@@ -64,11 +64,13 @@ def kernels(
     """
     if trace is not None and not cost:
         raise typer.BadParameter("it needs --cost, which runs the kernels", param_hint="--trace")
+    from onboard.checks.stack import need
     from onboard.cli.view import View, emit
     from vllm_neuron import envs
 
     if lnc is not None:
         envs.set_foreign("NEURON_LOGICAL_NC_CONFIG", str(lnc), only_if_unset=False)
+    need("to build the model and ask its kernels", "numpy", "torch", "transformers", "ml_dtypes")
     from onboard.checks.kernels import dry_run
     from onboard.checks.kernels_model import DryModel, Limits
 

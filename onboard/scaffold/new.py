@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from onboard.checks.stack import INSTALL
+from onboard.checks.stack import need
 from onboard.facts.api import ModelFacts
 from onboard.scaffold import names, origin
 from onboard.scaffold.answers import Answers
@@ -54,12 +53,7 @@ def code_of(facts: ModelFacts, own: Names) -> ModelCode:
     Raises:
         UnsupportedError: torch or transformers are not installed; the code is confirmed against a tiny reference.
     """
-    for library in ("torch", "transformers"):
-        try:
-            import_module(library)
-        except ImportError as error:
-            expected = f"{library}, to confirm the code against a tiny reference"
-            raise UnsupportedError("environment", str(error), expected, INSTALL) from None
+    need("to confirm the code against a tiny reference", "torch", "transformers")
     from onboard.scaffold.render import model_code
 
     return model_code(facts, stem=own.stem, module=own.package)

@@ -73,3 +73,10 @@ def test_new_without_torch_says_what_is_missing(installed: Path) -> None:
     assert "neuron-onboard[cpu]" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (installed / "mymodel").exists()
+
+
+def test_kernels_without_torch_says_what_is_missing(installed: Path) -> None:
+    done = run(installed, "kernels", "meta-llama/Llama-3.1-8B")
+    assert done.returncode == 3, done.stderr
+    assert "neuron-onboard[cpu]" in done.stderr and "ask its kernels" in done.stderr
+    assert "Traceback" not in done.stderr
