@@ -22,8 +22,12 @@ def origins(model: nn.Module, saved: Mapping[str, Tensor]) -> dict[str, tuple[st
 
 
 def _sums(value: Tensor) -> Tensor:
-    """Sum of each row; exact enough to tell rows apart where single numbers, in bfloat16, are all over the model."""
-    return value.detach().double().sum(-1) if value.is_floating_point() else value
+    """A sum of each row, each number times a whole number of its own: it tells rows apart where single numbers, in
+    bfloat16, are all over the model."""
+    if not value.is_floating_point():
+        return value
+    factors = torch.randint(1, 1 << 12, value.shape[-1:], generator=torch.Generator().manual_seed(value.shape[-1]))
+    return (value.detach().double() * factors).sum(-1)
 
 
 def _holders_of_rows(value: Tensor, index: _Index) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def _compare(rig: Rig, pair: Pair, rotary: Rotary) -> BlockResult | None:
     if expected is None or (rig.baseline is not None and baseline is None):
         return None
     positions = torch.cat([torch.arange(len(ids)) for ids in rig.prompts])
-    ours = _ours(rotary, positions, expected.shape[-1] // 2)
+    ours = _ours(rotary, positions)
     if ours.shape != expected.shape:
         return None
     judge: Judge = ThreeWayJudge()
@@ -62,18 +62,18 @@ def _compare(rig: Rig, pair: Pair, rotary: Rotary) -> BlockResult | None:
     )
 
 
-def _ours(rotary: Rotary, positions_T: Tensor, width: int) -> Tensor:
-    """float32 [T, 2 * width]: cosines, then sines, as transformers lays them out; ``width`` may be half of R."""
-    rows = rotary.table[positions_T].float()
-    cos, sin = rows.chunk(2, dim=-1)
-    if not rotary.config.interleaved:
-        # Our sines come with the first half negated.
-        sin = torch.cat((-sin[:, : sin.shape[1] // 2], sin[:, sin.shape[1] // 2 :]), dim=-1)
-    return torch.cat((cos[:, :width], sin[:, :width]), dim=-1)
+def _ours(rotary: Rotary, positions_T: Tensor) -> Tensor:
+    """float32 [T, R]: each angle's cosine, then each angle's sine, once."""
+    cos, sin = rotary.table[positions_T].float().chunk(2, dim=-1)
+    half = cos.shape[-1] // 2
+    if rotary.config.interleaved:
+        return torch.cat((cos[:, ::2], sin[:, ::2]), dim=-1)
+    # The sines of the first half come negated.
+    return torch.cat((cos[:, :half], sin[:, half:]), dim=-1)
 
 
 def _angles(gold: Gold, pair: Pair) -> Tensor | None:
-    """[R, 2 * width]: the cosines and sines that the counterpart was handed; None when it was handed none."""
+    """[R, ...]: the cosines and sines that the counterpart was handed, each once; None when it was handed none."""
     calls = gold.calls(pair)
     found = [] if calls is None else [_handed(call) for call in calls]
     return torch.cat([x for x in found if x is not None]) if found and all(x is not None for x in found) else None
@@ -85,5 +85,13 @@ def _handed(call: Call) -> Tensor | None:
         if isinstance(value, tuple) and len(value) == 2 and all(isinstance(x, Tensor) for x in value):
             cos, sin = (x.detach().float().reshape(-1, x.shape[-1]) for x in value)
             if cos.shape == sin.shape:
-                return torch.cat((cos, sin), dim=-1)
+                return torch.cat((_once(cos), _once(sin)), dim=-1)
     return None
+
+
+def _once(values: Tensor) -> Tensor:
+    """Cosines or sines without their repetition, side by side or pair by pair, if they have one."""
+    half = values.shape[-1] // 2
+    if torch.equal(values[:, :half], values[:, half:]):
+        return values[:, :half]
+    return values[:, ::2] if torch.equal(values[:, ::2], values[:, 1::2]) else values
