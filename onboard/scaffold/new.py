@@ -13,7 +13,6 @@ from onboard.scaffold.answers import Answers
 from onboard.scaffold.code import ModelCode
 from onboard.scaffold.names import Names
 from onboard.scaffold.package import create, refuse_existing
-from vllm_neuron.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
