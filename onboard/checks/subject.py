@@ -77,11 +77,7 @@ def find_subject(model: str, package: str | None, *, needed: bool = True) -> Sub
         ConfigError: the package can't be imported, or is for another architecture.
         UnsupportedError: no package is registered for the architecture.
     """
-    folder = Path(model)
-    if not (folder / "config.json").is_file():
-        there = "a folder without config.json" if folder.is_dir() else "no folder"
-        action = "A model id is not enough: validation reads the weights. Save or download the model into a folder."
-        raise CheckpointError("MODEL", model, f"a checkpoint folder (it is {there})", action)
+    folder = checkpoint_folder(model)
     from vllm_neuron.model.loading.checkpoint import Checkpoint
 
     with Checkpoint(folder):
@@ -98,6 +94,20 @@ def find_subject(model: str, package: str | None, *, needed: bool = True) -> Sub
         return Subject(folder, config, "", None)
     factory = resolve(architectures[0])
     return Subject(folder, config, find(architectures[0]).value.partition(":")[0].removesuffix(".factory"), factory)
+
+
+def checkpoint_folder(model: str) -> Path:
+    """A folder with a ``config.json``.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    folder = Path(model)
+    if not (folder / "config.json").is_file():
+        there = "a folder without config.json" if folder.is_dir() else "no folder"
+        action = "A model id is not enough: validation reads the weights. Save or download the model into a folder."
+        raise CheckpointError("MODEL", model, f"a checkpoint folder (it is {there})", action)
+    return folder
 
 
 def _config(folder: Path) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from onboard.checks.subject import Subject, find_subject
+from onboard.checks.subject import Subject, checkpoint_folder, find_subject
 from onboard.errors import RunError
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError
@@ -63,12 +66,18 @@ def validate(request: Request, say: Say) -> Report:
         CheckpointError, ConfigError, UnsupportedError: an input that can't be used.
         RunError: the plugin is not active in this process, or the server does not answer.
     """
+    checkpoint_folder(request.model)
+    say("importing torch and transformers", 0, 1)
+    with whole():
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+
+        from vllm_neuron.accuracy.accuracy_debugger import api
     say("reading the checkpoint", 0, 1)
     subject = find_subject(request.model, request.package, needed=request.server is None)
     tokenizer = subject.tokenizer()
     options = _options(request, subject, tokenizer)
     from onboard.probe.reference import quiet
-    from vllm_neuron.accuracy.accuracy_debugger import api
 
     opened, max_length = _source(request, subject, tokenizer, options)
     with quiet():
@@ -111,11 +120,11 @@ def _prompts(request: Request, subject: Subject, tokenizer: Any) -> list[Prompt]
         return ids
 
     if request.prompts is None:
-        most = min(DEFAULT_PROMPT, request.max_length)
+        most = min(DEFAULT_PROMPT, _room(request, subject))
         return default_prompts(encode, Reach.of_config(subject.config), most_tokens=most)
     prompts = read_prompts(request.prompts, encode)
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
-    room = min(request.max_length, subject.max_length or request.max_length)
+    room = _room(request, subject)
     if len(longest.ids) > room:
         raise ConfigError(
             f"--prompts {longest.name}", f"{len(longest.ids)} tokens", f"at most {room}", "Raise --max-length."
@@ -127,7 +136,7 @@ def _source(
     request: Request, subject: Subject, tokenizer: Any, options: Options
 ) -> tuple[Callable[[], AbstractContextManager[LogitsSource]], int]:
     """How the target is opened, and the tokens that it takes."""
-    room = min(request.max_length, subject.max_length or request.max_length)
+    room = _room(request, subject)
     if request.server is not None:
         found = _server(request, subject, tokenizer)
         longest = max((len(p.ids) for p in options.prompts or ()), default=0)
@@ -143,6 +152,11 @@ def _source(
     if needs_engine:
         _activate()
     return (lambda: _engine(request, subject, room)), room
+
+
+def _room(request: Request, subject: Subject) -> int:
+    """Tokens of the longest prompt; engines and servers make one more than they are given."""
+    return request.max_length if subject.max_length is None else min(request.max_length, subject.max_length - 1)
 
 
 def _server(request: Request, subject: Subject, tokenizer: Any) -> Any:
@@ -168,9 +182,7 @@ def _engine(request: Request, subject: Subject, room: int) -> AbstractContextMan
     from vllm_neuron.accuracy.inputs import tokenizer_id
     from vllm_neuron.vllm.offline import EngineOptions, EngineSource
 
-    # One token more than the longest prompt: the engine makes one.
-    limit = room + 1 if subject.max_length is None else min(room + 1, subject.max_length)
-    options = EngineOptions(dtype=request.dtype, max_model_len=limit, max_num_seqs=8)
+    options = EngineOptions(dtype=request.dtype, max_model_len=room + 1, max_num_seqs=8)
     return EngineSource(subject.folder, options, package=subject.uninstalled, tokenizer_id=tokenizer_id(subject.folder))
 
 
@@ -182,5 +194,25 @@ def _activate() -> None:
     envs.set_foreign("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     envs.set_foreign("VLLM_LOGGING_LEVEL", "ERROR")
     envs.set_foreign("VLLM_NEURON_LOG_LEVEL", "WARNING")
+    # It warns while it is imported, before vLLM sets its loggers up.
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     choose_mode()
     require_plugin()
+    with whole():
+        import vllm_neuron.vllm.offline  # noqa: F401
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: an import of torch that is interrupted aborts the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt

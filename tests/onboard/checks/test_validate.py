@@ -1,0 +1,142 @@
+"""`onboard validate` as a process on an engine, against a real server that is killed half-way, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from onboard.cli.exits import Exit
+from onboard.cli.main import run
+from tests.support.hf import MODELS
+from tests.support.tokenizer import save_tokenizer
+from vllm_neuron.accuracy.results import Report
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A tiny Gemma 3, whose windows are 40 tokens, with a tokenizer."""
+    made = tmp_path_factory.mktemp("tiny")
+    MODELS["gemma3"].save(made)
+    save_tokenizer(made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_NEURON_GOLDEN_CACHE_DIR", str(tmp_path / "goldens"))
+
+
+def process(*arguments: str | Path, **options) -> subprocess.Popen:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VLLM_NEURON_CPU_THREADS": "1"}
+    command = [sys.executable, "-m", "onboard.cli.main", "validate", *map(str, arguments)]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, **(pipes | options))
+
+
+def test_the_engine_in_this_process_passes_and_json_is_alone_on_stdout(folder, tmp_path):
+    report = tmp_path / "report"
+    child = process(folder, "--limit", "4", "--report", report, "--format", "json")
+    out, err = child.communicate(timeout=300)
+    assert child.returncode == 0, out[-3000:] + err[-3000:]
+    found = Report.from_json(json.loads(out))
+    assert found.passed and [level.level for level in found.levels] == [3, 2, 1]
+    two = found.level(2)
+    assert all(prompt.layers for prompt in two.prompts) and "window" not in " ".join(two.not_covered)
+    assert "on vLLM, bfloat16" in found.target
+    assert sorted(path.name for path in report.iterdir()) == ["report.html", "report.json", "report.md"]
+    assert Report.from_json(json.loads((report / "report.json").read_text())) == found
+    assert [line for line in err.splitlines() if not line.startswith("report: ")] == []
+
+
+def test_ctrl_c_ends_it_cleanly(folder, tmp_path):
+    report = tmp_path / "report"
+    child = process(folder, "--report", report)
+    deadline = time.monotonic() + 120
+    while not report.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == Exit.INTERRUPTED and out == ""
+    assert err.strip().splitlines()[-1] == "interrupted" and "Traceback" not in err
+    assert list(report.iterdir()) == []
+
+
+def refused(capsys, *arguments: str | Path) -> tuple[int, str]:
+    code = run(["validate", *map(str, arguments)])
+    return code, capsys.readouterr().err
+
+
+def test_a_checkpoint_that_is_none(capsys, tmp_path, folder):
+    code, text = refused(capsys, tmp_path / "nowhere")
+    assert code == Exit.BAD_INPUT and "checkpoint folder" in text
+    code, text = refused(capsys, "meta-llama/Llama-3.1-8B")
+    assert code == Exit.BAD_INPUT and "Save or download" in text
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    code, text = refused(capsys, tmp_path)
+    assert code == Exit.BAD_INPUT and "safetensors" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--tasks", "plain_fact", "--level", "1"], Exit.BAD_INPUT, "Did you mean 'plain_facts'"),
+        (["--prompts", "empty.txt"], Exit.BAD_INPUT, "at least one prompt"),
+        (["--prompts", "long.txt", "--max-length", "64"], Exit.BAD_INPUT, "at most 64"),
+        (["--thresholds", "limits.toml"], Exit.BAD_INPUT, "min_score"),
+        (["--thresholds", "none.toml"], Exit.BAD_INPUT, "can be read"),
+        (["--package", "nowhere"], Exit.BAD_INPUT, "PACKAGE"),
+        (["--report", "empty.txt"], Exit.BAD_INPUT, "--report"),
+        (["--level", "3", "--server", "http://127.0.0.1:9"], Exit.USAGE, "does not show its modules"),
+        (["--level", "3", "--tasks", "plain_facts"], Exit.USAGE, "needs level 1"),
+        (["--level", "1", "--prompts", "long.txt"], Exit.USAGE, "needs level 2"),
+        (["--level", "4"], Exit.USAGE, "'4'"),
+        (["--server", "127.0.0.1"], Exit.BAD_INPUT, "a URL"),
+        (["--server", "http://127.0.0.1:9"], Exit.FAILED, "Is the server there"),
+    ],
+)
+def test_refusals_come_early(arguments, code, message, capsys, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").write_text("\n")
+    Path("long.txt").write_text("the quick brown fox " * 40)
+    Path("limits.toml").write_text("[tasks.plain_facts]\nmin_scores = 0.5\n")
+    found, text = refused(capsys, folder, *arguments)
+    assert found == code and message in text and "Traceback" not in text
+
+
+def test_a_real_server_and_one_that_is_killed_half_way(folder, tmp_path, monkeypatch):
+    """One process of vLLM, which serves this module's model through the plugin."""
+    from onboard.checks.validate import Request, validate
+    from tests.vllm_neuron.vllm.test_server import Server
+
+    monkeypatch.setenv("VLLM_NEURON_CPU_MODE", "1")
+    server = Server(folder, tmp_path / "log.txt", "--max-model-len", "400", "--dtype", "bfloat16")
+    request = Request(str(folder), levels=(2, 1), server=f"http://127.0.0.1:{server.port}", limit=4, max_length=330)
+    try:
+        server.wait_until_ready()
+        report = validate(request, lambda what, done, total: None)
+        assert report.passed, [level.verdict for level in report.levels]
+        two = report.level(2)
+        assert all(prompt.rows and "log-probabilities" in prompt.verdict for prompt in two.prompts)
+        assert {row.phase for prompt in two.prompts for row in prompt.rows} == {"prefill", "decode"}
+
+        def kill(what: str, done: int, total: int) -> None:
+            if what.startswith("tokens: ") and done == 2:
+                server.kill()
+
+        cut = validate(request, kill)
+        prompts = cut.level(2).prompts
+        assert [prompt.partial for prompt in prompts[:3]] == [False, False, True] and prompts[1].passed
+        assert cut.partial and cut.outcome == "not run" and cut.level(1).tasks[0].items == 0
+        assert "the server ended" in " ".join(prompts[2].notes)
+    finally:
+        server.kill()
