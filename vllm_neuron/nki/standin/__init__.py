@@ -20,10 +20,11 @@ Use::
     double(array)          # one program; double[2](array) runs two, in two threads with shared HBM
 
 What it checks: partitions, free sizes, matmul tiles, types and buffers of each engine, start partitions, room in SBUF
-and PSUM, elements that were never written, writes outside, and reads of shared HBM that the other program wrote without
-a barrier. What it does not model: aliasing of manual addresses, semaphores and ordering between engines, approximations
-of the scalar engine, MX types. It counts instructions, DMA bytes, matmul cycles and peak memory of each call
-(``counting``, ``last_counts``); ``vllm_neuron.nki.cost`` and ``vllm_neuron.nki.trace`` read the counts.
+and PSUM, elements that were never written, writes outside, reads of what a tensor at an overlapping manual address
+overwrote, and of shared HBM that the other program wrote without a barrier. What it does not model: semaphores and
+ordering between engines, approximations of the scalar engine, MX types. It counts instructions, DMA bytes, matmul
+cycles and peak memory of each call (``counting``, ``last_counts``); ``vllm_neuron.nki.cost`` and
+``vllm_neuron.nki.trace`` read the counts.
 
 Tests that break a primitive to see a kernel test fail replace the function in one place, for instance
 ``monkeypatch.setattr(nisa, "nc_transpose", broken)``: kernels reach primitives through the module at each call.

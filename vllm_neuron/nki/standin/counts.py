@@ -1,7 +1,7 @@
 """What a kernel call did: instructions, engine cycles, DMA bytes, matmul cycles, peak memory.
 
 The cycle figures follow the public NKI documentation's estimates. An instruction of the vector, scalar or GpSimd engine
-takes one cycle an element of a partition; the vector engine takes two or four elements of 16-bit tiles a cycle where the
+takes one cycle an element of a partition; the vector engine does two or four elements of 16-bit tiles a cycle where the
 Trainium2 guide says so. A matmul streams its moving rows through the array: one a cycle for 16-bit and 8-bit types (a
 pair with ``perf_mode=double_row``), four cycles a row for fp32 (``FP32_PASSES``, two for a transpose). No instruction
 takes less than 64 cycles. These are estimates: queues, semaphores and the memory system are not simulated.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vllm_neuron.nki.standin.aliasing import place
 from vllm_neuron.nki.standin.core import current, fail, missing
 from vllm_neuron.nki.standin.dtypes import DTYPES, as_dtype
 from vllm_neuron.nki.standin.memory import (
@@ -143,7 +144,7 @@ def ndarray(
     Args:
         shape: ``[partition, free...]`` in SBUF and PSUM, any in HBM.
         buffer: ``sbuf``, ``psum``, ``hbm`` (= ``private_hbm``) or ``shared_hbm``.
-        address: (partition, byte) of a manual allocation; counted, not aliased.
+        address: (partition, byte) of a manual allocation; a write to overlapping tensors makes the other one unwritten.
 
     Raises:
         KernelError: more than 128 partitions, a type that can't be, or no room.
@@ -194,6 +195,8 @@ def _reserve(space: Space, storage: Storage, address: Any) -> None:
         fail("ndarray.address", address, f"partitions inside 0 to {PARTITIONS - 1} for shape {storage.shape}")
     storage.space = space
     storage.claim = claim
+    if start is not None:
+        place(space, storage, start)
 
 
 def zeros(shape: Sequence[int], dtype: Any, buffer: Any = MemoryRegion.sbuf, name: str = "") -> Tensor:

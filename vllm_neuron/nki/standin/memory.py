@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from enum import StrEnum
 from typing import Any
 
@@ -43,25 +44,27 @@ _PLACES |= {MemoryRegion.private_hbm: "hbm", MemoryRegion.shared_hbm: "hbm"}
 class Space:
     """Bytes a partition in use in SBUF, or whole and shared banks in PSUM.
 
-    Tensors with a manual address count by the end of the highest one; the stand-in, like AWS's simulator, does not
-    alias tensors that share an address.
+    Tensors with a manual address count by the union of what they cover; ``aliasing`` watches those that overlap.
     """
 
-    __slots__ = ("banks", "capacity", "live", "manual", "peak")
+    __slots__ = ("banks", "capacity", "covered", "live", "manual", "peak", "placed")
 
     def __init__(self, capacity: int, banked: bool = False) -> None:
         self.capacity = capacity
         self.live = 0
         self.peak = 0
-        self.manual: dict[int, int] = {}
+        self.manual: dict[int, tuple[int, int]] = {}
+        self.covered = 0
+        self.placed: list[weakref.ref[Storage]] = []
         self.banks: list[int] | None = [0] * PSUM_BANKS if banked else None
 
     def take(self, size: int, address: int | None, key: int) -> Any:
         """Reserve ``size`` bytes a partition; returns the claim for ``give``, or None when there is no room."""
         if address is not None:
-            if address + size > self.capacity:
+            if address < 0 or address + size > self.capacity:
                 return None
-            self.manual[key] = address + size
+            self.manual[key] = (address, address + size)
+            self._cover()
             claim: Any = ("manual", key)
         elif self.banks is None:
             self.live += size
@@ -80,7 +83,7 @@ class Space:
 
     def used(self) -> int:
         """Bytes a partition in use now."""
-        return self.live + (max(self.manual.values()) if self.manual else 0)
+        return self.live + self.covered
 
     def give(self, claim: Any) -> None:
         """Release what ``take`` returned."""
@@ -88,11 +91,21 @@ class Space:
             self.live -= claim
         elif claim[0] == "manual":
             self.manual.pop(claim[1], None)
+            self._cover()
+            self.placed = [reference for reference in self.placed if reference() is not None]
         else:
             assert self.banks is not None
             for bank in claim[1]:
                 self.banks[bank] -= claim[2]
             self.live -= claim[2] * len(claim[1])
+
+    def _cover(self) -> None:
+        """Length of the union of the manual ranges."""
+        self.covered = end = 0
+        for low, high in sorted(self.manual.values()):
+            if high > end:
+                self.covered += high - max(low, end)
+                end = high
 
     def _bank(self, size: int) -> tuple[str, range, int] | None:
         """First bank with room; a tensor larger than a bank takes whole neighbouring banks."""
@@ -123,6 +136,9 @@ class Storage:
         region: where it lives.
         place: ``hbm``, ``sbuf`` or ``psum``.
         first: partition of the first row, from a manual address.
+        at: first byte of its partitions, from a manual address.
+        neighbours: storages whose manual addresses overlap.
+        lost_to: name of the storage that overwrote elements of this one.
         row: bytes of one partition (on chip), or of everything (HBM).
         written: True when every element was written, False when none was, else one flag an element.
         serial: number of the allocation.
@@ -131,11 +147,15 @@ class Storage:
     """
 
     __slots__ = (
+        "__weakref__",
         "array",
+        "at",
         "claim",
         "dtype",
         "first",
+        "lost_to",
         "name",
+        "neighbours",
         "numel",
         "place",
         "raw",
@@ -167,6 +187,9 @@ class Storage:
         self.shared = False
         self.writers: NDArray[np.int8] | None = None
         self.first = 0
+        self.at = 0
+        self.neighbours: list[weakref.ref[Storage]] = []
+        self.lost_to = ""
         self.serial = next(_serials)
 
     def __del__(self) -> None:

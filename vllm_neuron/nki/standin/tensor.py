@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_neuron.nki.standin.aliasing import overwrite
 from vllm_neuron.nki.standin.core import fail
 from vllm_neuron.nki.standin.dtypes import DType
 from vllm_neuron.nki.standin.memory import MemoryRegion, Storage
@@ -132,6 +133,8 @@ class Tensor(Views):
     def mark(self, where: NDArray[np.bool_] | None = None) -> None:
         """Record that the elements of the view, or those with a flag in ``where``, were written."""
         storage = self.storage
+        if storage.neighbours:
+            overwrite(self)
         if storage.written is True:
             return
         if self.whole and where is None:

@@ -273,17 +273,76 @@ def test_a_tensor_is_freed_with_its_last_reference():
     assert last_counts().peak_psum == 2 * 2048
 
 
-def test_manual_addresses_count_by_their_end():
+def at(byte, free=64, partitions=128, first=0, name="", buffer=None):
+    return nl.ndarray((partitions, free), nl.float32, buffer=buffer or nl.sbuf, name=name, address=(first, byte))
+
+
+def test_manual_addresses_count_by_what_they_cover():
     def body(a, end=192 * 1024):
-        tiles = [nl.ndarray((128, 64), nl.float32, buffer=nl.sbuf, address=(0, i * 256)) for i in range(4)]
-        again = nl.ndarray((128, 64), nl.float32, buffer=nl.sbuf, address=(0, 0))
+        tiles = [at(i * 256) for i in range(4)]
+        again = at(128)
         del tiles, again
-        nl.ndarray((128, 64), nl.float32, buffer=nl.sbuf, address=(0, end - 256))
+        tiles = [at(end - 256), at(0), at(128), empty((128, 64))]
+        assert len(tiles) == 4
         return a
 
     run(body, normal(2, 2))
-    assert last_counts().peak_sbuf == 192 * 1024
+    assert last_counts().peak_sbuf == 4 * 256
     refuse(lambda a: body(a, 192 * 1024 + 256), normal(2, 2), match="at byte 196608")
+
+
+def test_a_write_to_an_overlapping_address_ends_what_was_there():
+    def body(a, read):
+        first, second = at(0, name="first"), at(128, name="second")
+        nisa.memset(dst=first, value=1.0)
+        nisa.memset(dst=second[:, 0:16], value=2.0)
+        return out(read(first, second))
+
+    x = normal(2, 2)
+    assert (run(lambda a: body(a, lambda f, s: f[:, 0:32]), x) == 1).all()
+    assert (run(lambda a: body(a, lambda f, s: f[:, 48:64]), x) == 1).all()
+    assert (run(lambda a: body(a, lambda f, s: s[:, 0:16]), x) == 2).all()
+    overlapping = "overwritten by second.*manual addresses"
+    refuse(lambda a: body(a, lambda f, s: f[:, 31:33]), x, match=f"128 elements of first.*{overlapping}")
+    refuse(lambda a: body(a, lambda f, s: f), x, match=f"{128 * 16} elements of first.*{overlapping}")
+
+
+def test_overlaps_need_common_partitions_and_live_tensors():
+    def body(a):
+        low, high = at(0, partitions=64), at(0, partitions=64, first=64)
+        nisa.memset(dst=low, value=1.0)
+        nisa.memset(dst=high, value=2.0)
+        bank = at(0, buffer=nl.psum)
+        nisa.memset(dst=bank, value=3.0)
+        return out(low), out(high), out(bank)
+
+    results = run(body, normal(2, 2))
+    assert [r[0, 0] for r in results] == [1, 2, 3]
+
+    def reused(a):
+        results = []
+        for i in range(4):
+            t = at(0, partitions=8, name=f"t{i}")
+            nisa.memset(dst=t, value=float(i))
+            results.append(out(t))
+        return results
+
+    assert [r[0, 0] for r in run(reused, normal(2, 2))] == [0, 1, 2, 3]
+
+
+def test_double_buffers_that_are_read_in_time_are_fine_and_late_reads_are_not():
+    def body(a, late):
+        tiles = []
+        for i in range(4):
+            t = at(256 * (i % 2), partitions=8, name=f"tile{i}")
+            nisa.dma_copy(dst=t, src=a)
+            tiles.append(t)
+            nisa.tensor_scalar(dst=t, data=t, op0=nl.add, operand0=1.0)
+            nisa.tensor_tensor(dst=t, data1=t, data2=tiles[i - late if i >= late else 0], op=nl.add)
+        return out(t)
+
+    run(lambda a: body(a, 1), normal(8, 64))
+    refuse(lambda a: body(a, 2), normal(8, 64), match="tile0.*overwritten by tile2")
 
 
 def test_manual_address_sets_the_first_partition():

@@ -99,6 +99,11 @@ def unwritten(t: Tensor, argument: str) -> None:
     state = t.written()
     if state is True:
         return
+    lost = t.storage.lost_to
+    if lost:
+        count = t.size if state is False else int((~state).sum())
+        what = f"{count} elements of {t!r} overwritten by {lost}"
+        fail(argument, what, "elements that are still there", "The two overlap in their manual addresses.")
     if state is False:
         fail(argument, f"{t!r}, never written", "elements that were written before they are read")
     first = tuple(int(i) for i in np.argwhere(~state)[0])
@@ -155,7 +160,7 @@ def store(t: Tensor, values: Array) -> None:
         array[...] = cast(values, array.dtype) if kind in "iub" else values
     else:
         array[...] = values
-    if t.storage.written is not True:
+    if t.storage.written is not True or t.storage.neighbours:
         t.mark()
 
 

@@ -134,6 +134,6 @@ def tensor_copy_predicated(
     else:
         values = np.asarray(o.scalar(src, t, "tensor_copy_predicated.src")).astype(t.dtype.numpy)
     np.copyto(t.array, values, where=keep)
-    if t.storage.written is not True:
+    if t.storage.written is not True or t.storage.neighbours:
         t.mark(keep)
     core.tick("vector", "tensor_copy_predicated", max(FIXED_CYCLES, o.elements(t)))
