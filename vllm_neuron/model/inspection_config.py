@@ -153,7 +153,9 @@ class InputSnapshot(_Options):
         ConfigError: no rule.
     """
 
-    dir: str = field(metadata=_how(_text, "Folder for step-<number> folders; an existing one of a name is an error."))
+    dir: str = field(
+        metadata=_how(_text, "Folder for step-<number> folders; one with snapshots of an earlier run is an error.")
+    )
     steps: Ranges | None = field(default=None, metadata=_how(Ranges.read, STEPS))
     requests: tuple[str, ...] | None = field(
         default=None, metadata=_how(_texts, "Ids of requests, as the client gave them; every step of theirs.")

@@ -80,6 +80,11 @@ def one(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "step-000000"
 
 
+def test_snapshots_of_an_earlier_run_are_refused_before_anything_is_served(engine: Any, one: Path) -> None:
+    with pytest.raises(ConfigError, match="It has step-000000 of an earlier run"):
+        engine("llama", **options(dir=str(one.parent), steps=[5]))
+
+
 def test_rules_are_ored_and_limited(engine: Any, tmp_path: Path) -> None:
     rules = {"steps": [1], "requests": ["blue"], "tokens": [319], "max_captures": 3}
     llm = engine("llama", **options(dir=str(tmp_path / "s"), **rules))

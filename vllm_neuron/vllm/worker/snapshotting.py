@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm_neuron.errors import ConfigError
 from vllm_neuron.model.inspection_config import InputSnapshot
 from vllm_neuron.model.kv_cache import KVBinding
 from vllm_neuron.snapshot.identity import checkpoint_digest
@@ -56,6 +57,9 @@ class InputSnapshots(Watcher):
         about: of the run, for ``meta.json``.
         bindings: gives the caches, which are bound after the model was loaded.
         checkpoint: folder of the weights, whose digest is taken with the first snapshot.
+
+    Raises:
+        ConfigError: the folder has snapshots of this rank already, of an earlier run.
     """
 
     def __init__(
@@ -66,8 +70,13 @@ class InputSnapshots(Watcher):
         bindings: Callable[[], Mapping[str, KVBinding]],
         checkpoint: Path,
     ) -> None:
-        self.config, self.rank, self.about, self.bindings = config, rank, dict(about), bindings
+        self.config, self.rank, self.bindings = config, rank, bindings
+        self.about = {**about, "model": str(checkpoint.resolve())}
         self.checkpoint = checkpoint
+        earlier = sorted(Path(config.dir).glob(f"step-*/rank{rank}"))
+        if earlier:
+            hint = f"It has {earlier[0].parent.name} of an earlier run; name another one."
+            raise ConfigError("neuron_config.input_snapshot.dir", config.dir, "a folder without snapshots", hint)
         self.writes = config.ranks is None or rank in config.ranks
         self.count = 0
         self.stopped = False
