@@ -8,9 +8,10 @@ On chip, a section of up to 16 * 128 keys of a row at a time. Keys lie on partit
 column for each (KV head, query, head of its group). Each partition holds neighbouring keys, so that runs of slots
 that follow each other in a block are gathered in one descriptor by indirect DMA. Keys are transposed on the tensor
 engine for the scores; weights [keys, column] and values [keys, E] then need no transposition: their product is [E,
-column]. The maximum of a column over the partitions goes through a transposition to [column, keys], and back to all
-partitions as a product of ones with its diagonal matrix; the sum of the weights is a product with ones as well.
-Masked scores are a large finite number, so a section without a visible key gives no NaN.
+column]. Keys of neighbouring heads of size 32 or 64 are transposed and multiplied together. The maximum of a column
+over the partitions goes through a transposition to [column, keys], and back to all partitions as a product of ones
+with its diagonal matrix; the sum of the weights is a product with ones as well. Masked scores are a large finite
+number, so a section without a visible key gives no NaN.
 
 Cost bound: DMA, B * S * K * (D + E) elements from HBM.
 
@@ -53,6 +54,7 @@ class Job(nl.NKIObject):
     value_start: int
     run: int
     columns: int
+    pack: int
     most_tiles: int
     factor: float
     inner: float
@@ -98,7 +100,7 @@ def attention_decode_kernel(
     job = Job(
         q=q, pages=pages, slots=slots, mask=mask, bias=bias, sinks=None, out=out, ones=ones, queries=queries,
         heads=heads, kv_heads=kv_heads, group=heads // kv_heads, size=size, value_size=value_size,
-        value_start=value_start, run=run, columns=columns, factor=factor, inner=inner,
+        value_start=value_start, run=run, columns=columns, pack=_pack(size, kv_heads), factor=factor, inner=inner,
         most_tiles=max(1, min(MOST_TILES, TILE_BYTES // row_bytes)),
     )  # fmt: skip
     if sinks != None:
@@ -117,6 +119,15 @@ def attention_decode_kernel(
         for b in range(program, batch, programs):
             _store(job, b, _row(job, b, 0, keys))
     return out
+
+
+def _pack(size: int, kv_heads: int) -> int:
+    """KV heads whose keys are transposed and multiplied together: as many as fill the tensor engine's rows, where each
+    then starts at a partition that engines can address.
+    """
+    if size == 64 or size == 32:
+        return min(kv_heads, P // size)
+    return 1
 
 
 def _sinks(job: Any, sinks: Any, factor: float) -> Any:
@@ -157,18 +168,32 @@ def _row(job: Any, b: int, start: int, stop: int) -> Any:
 
 
 def _queries(job: Any, b: int) -> Any:
-    """q^T [D of a chunk, chunk, column]."""
-    chunks = (job.size + P - 1) // P
-    rows = nl.ndarray((job.columns, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=rows, src=job.q[b].reshape((job.columns, job.size)))
+    """q^T [D of a chunk, chunk, column].
+
+    With several heads in a pack, [D of a head of the pack, 1, column]: a column is zero but in its own head's rows, so
+    that a product with the keys of the whole pack gives each column its own head's scores.
+    """
+    span = job.pack * job.size
+    chunks = (span + P - 1) // P
+    rows = nl.ndarray((job.columns, span), dtype=job.q.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=rows[:, : job.size], src=job.q[b].reshape((job.columns, job.size)))
+    for i in range(1, job.pack):
+        nisa.tensor_copy(dst=rows[:, i * job.size : (i + 1) * job.size], src=rows[:, : job.size])
     qt = nl.ndarray((P, chunks, job.columns), dtype=job.q.dtype, buffer=nl.sbuf)
+    if job.pack > 1:
+        nisa.memset(dst=qt, value=0.0)
     for c in range(chunks):
-        width = min(P, job.size - c * P)
+        width = min(P, span - c * P)
         psum = nl.ndarray((P, job.columns), dtype=job.q.dtype, buffer=nl.psum)
         nisa.nc_transpose(dst=psum[:width, :], data=rows[:, c * P : c * P + width], engine=nisa.engine.tensor)
         by_query = psum[:width, :].reshape((width, job.queries, job.kv_heads, job.group))
         by_head = qt[:width, c, :].reshape((width, job.kv_heads, job.queries, job.group))
-        nisa.tensor_copy(dst=by_head, src=by_query.permute((0, 2, 1, 3)))
+        if job.pack == 1:
+            nisa.tensor_copy(dst=by_head, src=by_query.permute((0, 2, 1, 3)))
+        for kv in range(job.kv_heads if job.pack > 1 else 0):
+            first = kv % job.pack * job.size
+            own = by_query[first : first + job.size, :, kv, :]
+            nisa.tensor_copy(dst=by_head[first : first + job.size, kv, :, :], src=own)
     return qt
 
 
@@ -220,25 +245,25 @@ def _load_mask(job: Any, b: int, start: int, partitions: int, each: int, mask: A
     nisa.dma_copy(dst=mask, src=source)
 
 
-def _keys(job: Any, rows: Any, kv: int, tile: int, count: int, used: int) -> Any:
-    """k^T [D of a chunk, chunk, tile, key] of ``count`` tiles of one KV head."""
-    chunks = (job.size + P - 1) // P
+def _keys(job: Any, rows: Any, column: int, width: int, tile: int, count: int, used: int) -> Any:
+    """``width`` columns of the keys of ``count`` tiles, transposed: [D of a chunk, chunk, tile, key]."""
+    chunks = (width + P - 1) // P
     kt = nl.ndarray((P, chunks, count, P), dtype=rows.dtype, buffer=nl.sbuf)
     per = BANK * 4 // P // (4 if rows.dtype == nl.float32 else 2)
     for c in range(chunks):
-        column = kv * job.size + c * P
-        width = min(P, job.size - c * P)
+        start = column + c * P
+        n = min(P, width - c * P)
         for at in range(0, count, per):
-            n = min(per, count - at)
+            some = min(per, count - at)
             psum = nl.ndarray((P, per, P), dtype=rows.dtype, buffer=nl.psum)
-            for i in range(n):
+            for i in range(some):
                 nisa.nc_transpose(
-                    dst=psum[:width, i, :used],
-                    data=rows[:used, tile + at + i, column : column + width],
+                    dst=psum[:n, i, :used],
+                    data=rows[:used, tile + at + i, start : start + n],
                     engine=nisa.engine.tensor,
                 )
             nisa.tensor_copy(
-                dst=kt[:width, c, at : at + n, :used], src=psum[:width, :n, :used], engine=nisa.engine.scalar
+                dst=kt[:n, c, at : at + some, :used], src=psum[:n, :some, :used], engine=nisa.engine.scalar
             )
     return kt
 
@@ -254,18 +279,19 @@ def _scores(job: Any, qt: Any, rows: Any, mask: Any, scores: Any, full: int, res
 
 def _some_scores(job: Any, qt: Any, rows: Any, mask: Any, scores: Any, tile: int, count: int, used: int) -> None:
     """``count`` tiles, as many as a PSUM bank takes."""
-    chunks = (job.size + P - 1) // P
     own = job.queries * job.group
     psum = nl.ndarray((P, count, job.columns), dtype=nl.float32, buffer=nl.psum)
-    for kv in range(job.kv_heads):
-        kt = _keys(job, rows, kv, tile, count, used)
+    for kv in range(0, job.kv_heads, job.pack):
+        heads = min(job.pack, job.kv_heads - kv)
+        size = heads * job.size
+        kt = _keys(job, rows, kv * job.size, size, tile, count, used)
         for i in range(count):
-            for c in range(chunks):
-                width = min(P, job.size - c * P)
+            for c in range(kt.shape[1]):
+                n = min(P, size - c * P)
                 nisa.nc_matmul(
-                    dst=psum[:used, i, kv * own : (kv + 1) * own],
-                    stationary=kt[:width, c, i, :used],
-                    moving=qt[:width, c, kv * own : (kv + 1) * own],
+                    dst=psum[:used, i, kv * own : (kv + heads) * own],
+                    stationary=kt[:n, c, i, :used],
+                    moving=qt[:n, c, kv * own : (kv + heads) * own],
                     accumulate=c > 0,
                 )
     part = scores[:used, tile : tile + count, :]

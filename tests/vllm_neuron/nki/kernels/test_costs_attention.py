@@ -93,6 +93,14 @@ def test_decode_reads_each_key_and_value_once(cores, rows, keys, heads, kv_heads
     assert ratios(DECODE, cores, **cache(rows, 1, keys, heads, kv_heads, size, size))["hbm"] <= 1.05
 
 
+def test_decode_of_small_heads_shares_transposes():
+    """Two heads of size 64 are transposed at once: no more transposes than for one of size 128."""
+    DECODE[1](**cache(1, 1, 2048, 8, 2, 64, 64))
+    small = standin.last_counts().transpose_cycles
+    DECODE[1](**cache(1, 1, 2048, 8, 1, 128, 128))
+    assert small <= standin.last_counts().transpose_cycles
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("rows, columns", [(1, 128256), (8, 16032), (64, 4000)])
 def test_sampling_reads_logits_once(cores, rows, columns):

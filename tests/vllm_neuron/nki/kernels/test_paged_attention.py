@@ -72,6 +72,15 @@ def test_windows_and_chunks(on_cores, agree, normal, kind, operation, cores):
     call(on_cores, agree, OPERATIONS[operation], cores, q, cache, **extras(normal, q, cache, 2))
 
 
+@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("heads", [(3, 3), (9, 3), (5, 5), (8, 2), (4, 1)])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_small_heads_share_the_tensor_engine(on_cores, agree, normal, size, heads, queries):
+    """Several KV heads in one product, also where their number doesn't fill the last one."""
+    q, cache = case(normal, 2, queries, (9, 16), heads, (size, 24), torch.float32)
+    call(on_cores, agree, NF.attention_decode, 1, q, cache, **extras(normal, q, cache, heads[1], sinks=True))
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("operation", sorted(OPERATIONS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
