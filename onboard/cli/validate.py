@@ -44,38 +44,55 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
 
 
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder, with weights and tokenizer.")]
+PackageOption = Annotated[
+    str | None, typer.Option(metavar="P", help="A package's folder or module; default: the registered one.")
+]
+LevelOption = Annotated[
+    list[Level] | None, typer.Option(help="1 tasks, 2 tokens, 3 modules; may be repeated. Default: all.")
+]
+ReferenceOption = Annotated[
+    Reference, typer.Option(help="What level 1 is held against; bf16 needs half the memory there.")
+]
+PromptsOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Level 2: .txt, a prompt a line, or .jsonl. Default: our own.")
+]
+ReportOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Write report.html, report.json and report.md there.")
+]
+ServerOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="Validate a running vLLM server, levels 2 and 1.")
+]
+TimeoutOption = Annotated[float, typer.Option(min=0.1, help="Seconds that one answer of the server may take.")]
+TasksOption = Annotated[
+    str | None, typer.Option(metavar="A,B", help="Level 1: tasks of lm_eval, or YAML files. Default: plain_facts.")
+]
+TextOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Level 1: text for perplexity. Default: one of our own.")
+]
+ThresholdsOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Level 1: limits, .toml or .json.")]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="Level 1: only the first so many items a task.")]
+DownloadOption = Annotated[bool, typer.Option("--download", help="Fetch data sets that are not here.")]
+DtypeOption = Annotated[Dtype, typer.Option(help="That the engine computes in.")]
+MaxLengthOption = Annotated[int, typer.Option(min=2, help="Tokens of the longest prompt.")]
+
+
 def validate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder, with weights and tokenizer.")],
-    package: Annotated[
-        str | None, typer.Option(metavar="P", help="A package's folder or module; default: the registered one.")
-    ] = None,
-    level: Annotated[
-        list[Level] | None, typer.Option(help="1 tasks, 2 tokens, 3 modules; may be repeated. Default: all.")
-    ] = None,
-    reference: Annotated[
-        Reference, typer.Option(help="What level 1 is held against; bf16 needs half the memory there.")
-    ] = Reference.FP32,
-    prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Level 2: .txt, a prompt a line, or .jsonl.")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write report.html, report.json and report.md there.")
-    ] = None,
-    server: Annotated[
-        str | None, typer.Option(metavar="URL", help="Validate a running vLLM server, levels 2 and 1.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one answer of the server may take.")] = 120.0,
-    tasks: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Level 1: tasks of lm_eval, or YAML files. Default: plain_facts.")
-    ] = None,
-    text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Level 1: text for perplexity. Default: one of our own.")
-    ] = None,
-    thresholds: Annotated[Path | None, typer.Option(metavar="FILE", help="Level 1: limits, .toml or .json.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Level 1: only the first so many items a task.")] = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch data sets that are not here.")] = False,
-    dtype: Annotated[Dtype, typer.Option(help="That the engine computes in.")] = Dtype.BFLOAT16,
-    max_length: Annotated[int, typer.Option(min=2, help="Tokens of the longest prompt.")] = 2048,
+    model: ModelArgument,
+    package: PackageOption = None,
+    level: LevelOption = None,
+    reference: ReferenceOption = Reference.FP32,
+    prompts: PromptsOption = None,
+    report: ReportOption = None,
+    server: ServerOption = None,
+    timeout: TimeoutOption = 120.0,
+    tasks: TasksOption = None,
+    text: TextOption = None,
+    thresholds: ThresholdsOption = None,
+    limit: LimitOption = None,
+    download: DownloadOption = False,
+    dtype: DtypeOption = Dtype.BFLOAT16,
+    max_length: MaxLengthOption = 2048,
     format: ViewOption = View.TEXT,
     output: OutputOption = None,
 ) -> None:

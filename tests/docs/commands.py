@@ -31,6 +31,18 @@ ELSEWHERE: dict[str, str] = {
     "onboard zoo --only llama,gemma3_text,olmo2": "tests/onboard/zoo/test_zoo.py",
     "onboard zoo --jobs 2 --resume": "tests/onboard/zoo/test_zoo.py",
     "pip install -e mymodel": "tests/onboard/scaffold/test_whole.py",
+    "onboard bisect models/smollm2 --package mymodel": "tests/onboard/cli/test_bisect.py",
+    "onboard validate models/smollm2 --report report": "tests/onboard/checks/test_validate.py",
+    "onboard validate models/smollm2 --level 3": "tests/vllm_neuron/accuracy/test_api.py",
+    "onboard validate models/smollm2 --package mymodel": "tests/onboard/checks/test_validate.py",
+    "onboard validate models/smollm2 --level 2 --level 1 --server http://127.0.0.1:8000": (
+        "tests/onboard/checks/test_validate.py"
+    ),
+    "onboard validate models/smollm2 --level 1 --tasks plain_facts --thresholds limits.toml": (
+        "tests/vllm_neuron/accuracy/test_api.py"
+    ),
+    "onboard validate models/smollm2 --format markdown -o report.md": "tests/onboard/report/test_accuracy_views.py",
+    "onboard validate ./my-checkpoint --package mymodel --report report": "tests/onboard/checks/test_validate.py",
     "onboard doctor": "tests/onboard/checks/test_doctor.py",
     "onboard capture models/smollm2 --modules 'layers.{0-3}.attn' --modules head "
     '--prompt "The capital is" --tokens 3 --to out': "tests/vllm_neuron/vllm/test_capture_cli.py",

@@ -13,7 +13,7 @@ from vllm_neuron.accuracy.results import LevelResult, TaskResult, worst
 from vllm_neuron.accuracy.sources import LogitsSource
 from vllm_neuron.accuracy.tasks import DEFAULT_TEXT, INSTALL, OWN_TASK
 from vllm_neuron.accuracy.tasks.thresholds import Thresholds
-from vllm_neuron.errors import ConfigError, NonFiniteError
+from vllm_neuron.errors import ConfigError, NonFiniteError, UnsupportedError
 
 if TYPE_CHECKING:
     from vllm_neuron.accuracy.tasks.harness import Scores, Tasks
@@ -93,9 +93,10 @@ class TasksLevel:
 
         try:
             ours = self._scores(target, say)
-        except NonFiniteError as error:
+        except (NonFiniteError, UnsupportedError) as error:
+            outcome = "fail" if isinstance(error, NonFiniteError) else "not run"
             for name in self.tasks:
-                yield TaskResult(f"fail: {error}", name, self.plan.thresholds.of(name).metric or "")
+                yield TaskResult(f"{outcome}: {error}", name, self.plan.thresholds.of(name).metric or "")
             return
         theirs = self._scores(reference, say)
         beside = self._scores(baseline, say) if baseline is not None else {}
