@@ -134,13 +134,10 @@ def _runs(rig: Rig, ways: Sequence[Way], run: list[WayResult], progress: Callabl
     for way in ways:
         progress(f"{way.name} in float32")
         begin = time.perf_counter()
-        way, found, refusal = _diverges(rig, way)
+        way, found, words = _diverges(rig, way)
         seconds = time.perf_counter() - begin
-        if refusal:
-            run.append(WayResult(way.name, f"not run: {refusal}", seconds=seconds))
-            continue
         if found is None:
-            run.append(WayResult(way.name, "pass: as the reference", seconds=seconds))
+            run.append(WayResult(way.name, words, seconds=seconds))
             continue
         run.append(WayResult(way.name, f"fail: {_words(found)}", found.layer, found.name, seconds))
         progress(f"{way.name}: the guilty block")
@@ -152,18 +149,19 @@ def _diverges(rig: Rig, way: Way) -> tuple[Way, Divergence | None, str]:
     """A free run, on the next larger number of ranks where the model's heads can't be divided by this one.
 
     Returns:
-        The way that was run, where it leaves the reference, and why it was not run at all.
+        The way that was run, where it leaves the reference, and a verdict for when it does not.
     """
     refusal = ""
     for ranks in range(way.ranks, MOST_RANKS + 1) if way.ranks > 1 else (1,):
         tried = way if ranks == way.ranks else replace(way, name=f"TP {ranks}", ranks=ranks)
         try:
-            return tried, diverges(rig, tried)[0], ""
+            found, last = diverges(rig, tried)
+            return tried, found, f"pass: logits agree, {last.words}"
         except ConfigError as error:
             if ranks == 1 or "tensor_parallel_size" not in str(error):
                 raise
             refusal = refusal or str(error)
-    return way, None, refusal
+    return way, None, f"not run: {refusal}"
 
 
 def _words(found: Divergence) -> str:

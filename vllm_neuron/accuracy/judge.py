@@ -78,13 +78,14 @@ class ExactJudge:
 
     def __call__(self, target: Tensor, expected: Tensor, baseline: Tensor | None = None, name: str = "") -> Finding:
         """See :class:`Judge`."""
-        errors = row_errors(target, expected)
+        errors, left = row_errors(target, expected), 0
         if self.counted is not None:
-            errors = torch.where(self.counted, errors, 0.0)
+            errors, left = torch.where(self.counted, errors, 0.0), int((~self.counted).sum())
         over = errors > self.bars
         worst = float(errors.max()) if len(errors) else 0.0
         if not over.any():
-            return Finding(True, worst, None, f"relative error {worst:.1e}")
+            apart = f"; {left} of {len(errors)} rows at a router's tie not counted" if left else ""
+            return Finding(True, worst, None, f"relative error {worst:.1e}{apart}")
         row = int(over.nonzero()[0])
         bar = self.bars if isinstance(self.bars, float) else float(self.bars[row])
         words = f"relative error {worst:.1e}" if worst < torch.inf else "NaN, infinity or another shape"

@@ -25,7 +25,7 @@ from vllm_neuron.accuracy.explain import (
 )
 from vllm_neuron.accuracy.explain.scene import UNKNOWN
 from vllm_neuron.accuracy.judge import ExactJudge, Finding, Judge, ThreeWayJudge
-from vllm_neuron.accuracy.observed import EMBED, Observed
+from vllm_neuron.accuracy.observed import EMBED
 from vllm_neuron.accuracy.pairs import Pair
 from vllm_neuron.accuracy.results import Place
 from vllm_neuron.accuracy.rig import HEAD, Ran, Rig
@@ -50,25 +50,30 @@ class Divergence:
     finding: Finding
 
 
-def diverges(rig: Rig, way: Way) -> tuple[Divergence | None, Observed]:
-    """Run freely in float32 and compare what enters the layers, each layer, the last norm and the logits, in order."""
+def diverges(rig: Rig, way: Way) -> tuple[Divergence | None, Finding]:
+    """Run freely in float32 and compare what enters the layers, each layer, the last norm and the logits, in order.
+
+    Returns:
+        The first that fails, and what the last comparison said.
+    """
     outer = [*rig.layers, *rig.norms]
     seen = rig.run(way, [pair.ours for pair in outer]).first
     if EMBED in seen.outputs:
         finding = rig.free(EMBED, seen.outputs[EMBED], rig.gold.entered())
         if not finding.ok:
-            return Divergence(None, EMBED, finding), seen
+            return Divergence(None, EMBED, finding), finding
     for pair in outer:
         expected = rig.gold.output(pair)
         if expected is None:
             continue
         if pair.ours not in seen.outputs:
-            return Divergence(pair.layer, pair.ours, Finding(False, float("inf"), 0, "it never ran")), seen
+            silent = Finding(False, float("inf"), 0, "it never ran")
+            return Divergence(pair.layer, pair.ours, silent), silent
         finding = rig.free(pair.theirs, seen.outputs[pair.ours], expected)
         if not finding.ok:
-            return Divergence(pair.layer, pair.ours, finding), seen
+            return Divergence(pair.layer, pair.ours, finding), finding
     finding = rig.free("", seen.logits, rig.gold.logits)
-    return (None if finding.ok else Divergence(None, LOGITS, finding)), seen
+    return (None if finding.ok else Divergence(None, LOGITS, finding)), finding
 
 
 def locate(rig: Rig, way: Way, divergence: Divergence) -> Place | None:

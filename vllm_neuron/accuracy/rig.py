@@ -135,7 +135,9 @@ class Rig:
         # Only now is it worth the time to see how steady the block is.
         if baseline is None:
             moved = self.gold.moved(pair, hidden)
-            judge = ExactJudge((SLACK * moved).clamp_min(BAR), moved < TIE)
+            steady = moved < TIE
+            # A block that has no steady rows to speak of is no router at a tie.
+            judge = ExactJudge((SLACK * moved).clamp_min(BAR), steady if steady.float().mean() > 0.5 else None)
         else:
             moved = self.gold.moved(pair, hidden, BF16_ROUNDING, DRAWS)
             judge = ThreeWayJudge(moved < UNSTEADY * moved.median())
