@@ -1,7 +1,7 @@
 """A kernel call as an operator of ``torch.library``: opaque to ``torch.compile``, with shapes from ``outputs``.
 
-A graph holds the kernel by a name that contains a digest of its source, and its plain arguments as text. So a graph
-from a cache on disk finds the very kernel that it was traced with, or none.
+A graph holds the kernel by a name that contains a digest of its source (its module and the helpers beside it), and its
+plain arguments as text. So a graph from a cache on disk finds the very kernel that it was traced with, or none.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import inspect
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -32,11 +33,7 @@ _wrapped: dict[str, WrappedKernel] = {}
 def register(wrapped: WrappedKernel) -> str:
     """The kernel's name in graphs: module, function, digest of the source, and a number when that is taken."""
     function = wrapped.function
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        source = function.__code__.co_code.hex()
-    digest = hashlib.sha256(source.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(_source(function).encode()).hexdigest()[:12]
     base = f"{function.__module__}.{function.__qualname__}:{digest}"
     key, count = base, 1
     while key in _wrapped:
@@ -44,6 +41,24 @@ def register(wrapped: WrappedKernel) -> str:
         key = f"{base}#{count}"
     _wrapped[key] = wrapped
     return key
+
+
+def _source(function: Any) -> str:
+    """Source of the kernel's module and of those beside it that it takes functions from; without it, the code."""
+    package = function.__module__.rpartition(".")[0] + "."
+    names, found = [function.__module__], dict[str, str]()
+    while names:
+        name = names.pop()
+        if name in found:
+            continue
+        module = sys.modules.get(name)
+        try:
+            found[name] = inspect.getsource(module)  # type: ignore[arg-type]
+        except (OSError, TypeError):
+            return str(function.__code__.co_code.hex())
+        owners = (getattr(value, "__module__", None) for value in vars(module).values())
+        names += [owner for owner in owners if isinstance(owner, str) and owner.startswith(package)]
+    return "".join(found[name] for name in sorted(found))
 
 
 def call(wrapped: WrappedKernel, grid: int, bound: dict[str, Any]) -> Any:
