@@ -67,6 +67,8 @@ def validate(request: Request, say: Say) -> Report:
         RunError: the plugin is not active in this process, or the server does not answer.
     """
     checkpoint_folder(request.model)
+    # Read once, when torch is loaded. References and engine take turns on the same cores, often beside other programs.
+    envs.set_foreign("OMP_WAIT_POLICY", "passive")
     say("importing torch and transformers", 0, 1)
     with whole():
         import torch  # noqa: F401

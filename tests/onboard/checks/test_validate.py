@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,24 @@ def test_the_engine_in_this_process_passes_and_json_is_alone_on_stdout(folder, t
     assert sorted(path.name for path in report.iterdir()) == ["report.html", "report.json", "report.md"]
     assert Report.from_json(json.loads((report / "report.json").read_text())) == found
     assert [line for line in err.splitlines() if not line.startswith("report: ")] == []
+
+
+@pytest.mark.slow
+def test_a_wrong_package_fails_with_its_place_through_the_engine(folder, tmp_path):
+    """A copy of the reference model whose windows are one token short."""
+    sources = tmp_path / "broken" / "src" / "broken"
+    shutil.copytree(ROOT / "reference_models" / "gemma3", sources)
+    for path in sources.glob("*.py"):
+        text = path.read_text().replace("reference_models.gemma3", "broken")
+        path.write_text(text.replace("else c.sliding_window,", "else c.sliding_window - 1,"))
+    child = process(folder, "--package", tmp_path / "broken", "--level", "2", "--format", "json")
+    out, err = child.communicate(timeout=300)
+    assert child.returncode == Exit.FAILED, out[-3000:] + err[-3000:]
+    found = Report.from_json(json.loads(out))
+    assert found.package == "broken" and "broken on vLLM" in found.target
+    assert found.place is not None and found.place.block == "attn" and found.place.layer == 0, found.place
+    short = found.level(2).prompts[0]
+    assert short.passed and len(short.ids) < 40
 
 
 def test_ctrl_c_ends_it_cleanly(folder, tmp_path):

@@ -146,7 +146,6 @@ def test_level_one_against_bf16(tiny):
     [
         ({"levels": ()}, "some of 1, 2, 3"),
         ({"levels": (4,)}, "some of 1, 2, 3"),
-        ({"levels": (1,), "tasks": TasksPlan(names=("plain_fact",))}, "Did you mean 'plain_facts'"),
         ({"levels": (1,), "tasks": TasksPlan(names=(), text=None)}, "a task or a text"),
         (
             {"levels": (1,), "tasks": TasksPlan(thresholds=Thresholds({"arc_easy": TaskThreshold(min_score=0.1)}))},
