@@ -163,6 +163,25 @@ def test_replacement_refuses_other_tokens(captured: Any) -> None:
         feeding.begin(Part(StepLabel(0, "prefill", (Span("r", 0, 2, 0),)), (0, 1)), step)
 
 
+def test_replacement_by_inputs_that_were_not_captured(engine: Any, tmp_path: Path) -> None:
+    config = {"modules": ["layers.1"], "dir": str(tmp_path / "c"), "tensors": "outputs"}
+    ask(engine("llama", **options(tensor_capture=config)), prompts_of(5))
+    fed = {"modules": ["layers.1"], "dir": str(tmp_path / "c")}
+    with pytest.raises(ConfigError, match=r"tensor_replacement\.at: got 'input'.*Capture both"):
+        engine("llama", **options(tensor_replacement={**fed, "at": "input"}))
+    with pytest.raises(ConfigError, match=r"tensor_replacement\.modules: got 'layers\.2'.*Did you mean 'layers\.1'"):
+        engine("llama", **options(tensor_replacement={**fed, "modules": ["layers.2"]}))
+
+
+@pytest.mark.parametrize("at", ["input", "output"])
+def test_replacement_on_both_sides_changes_nothing_in_an_equal_run(engine: Any, captured: Any, at: str) -> None:
+    folder, texts = captured
+    llm = engine("gemma3", **options(tensor_replacement={"modules": ["layers.0"], "dir": str(folder.path), "at": at}))
+    assert ask(llm, prompts_of(*LENGTHS)) == [ids[-6:] for ids in texts]
+    (watcher,) = llm.llm_engine.model_executor.driver_worker.worker.runner.watch.watchers
+    assert watcher.counts == {"layers.0": len(folder.steps)}
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -43,10 +44,18 @@ class FileReplacement(Watcher):
         modules = match_modules(model, config.modules, f"{FIELD}.modules")
         at: At = "input" if config.at == "input" else "output"
         for name, module in modules.items():
-            if name not in folder.modules:
-                raise ConfigError(f"{FIELD}.modules", name, f"one in {config.dir}", nearest(name, folder.modules))
-            install_replacement(module, name, lambda name=name: self._next(name), at=at)  # type: ignore[misc]
+            self._check_captured(folder, name)
+            install_replacement(module, name, partial(self._next, name), at=at)
         self.names = tuple(modules)
+
+    def _check_captured(self, folder: CaptureFolder, name: str) -> None:
+        if name not in folder.modules:
+            raise ConfigError(f"{FIELD}.modules", name, f"one in {folder.path}", nearest(name, folder.modules))
+        side = "in." if self.config.at == "input" else "out."
+        calls = [call for file in self.files.values() for call in file.calls if call.module == name]
+        if not all(any(key.startswith(side) for key in call.shapes) for call in calls):
+            kept = "inputs" if self.config.at == "input" else "outputs"
+            raise ConfigError(f"{FIELD}.at", self.config.at, f"{kept} of {name} in {folder.path}", "Capture both.")
 
     def _next(self, name: str) -> Tensor | None:
         queue = self._queues.get(name)
@@ -81,21 +90,17 @@ class FileReplacement(Watcher):
         Raises:
             UnsupportedError: rows of several steps at once.
         """
-        if len(parts) > 1 and any(self._file(part.label) and self._heads(part.label) for part in parts):
+        if len(parts) > 1 and any(self._queues.get(name) for name in self.names):
             raise UnsupportedError(FIELD, "a head that runs for several steps at once", "one request at a time")
-
-    def _heads(self, label: StepLabel) -> bool:
-        return any(self._queues.get(name) for name in self.names)
 
     def _file(self, label: StepLabel) -> StepFile | None:
         chosen = self.config.steps is None or label.step in self.config.steps
         return self.files.get(label.step) if chosen else None
 
     def _load(self, file: StepFile) -> None:
-        for record in file.records():
-            if record.module in self.names:
-                tensor = record.output if self.config.at == "output" else record.input
-                self._queues.setdefault(record.module, []).append(tensor)
+        for name in self.names:
+            records = file.records(name)
+            self._queues[name] = [r.output if self.config.at == "output" else r.input for r in records]
 
     def close(self) -> None:
         """Say what was fed."""

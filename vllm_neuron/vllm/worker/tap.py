@@ -94,6 +94,7 @@ class ModuleTap(Watcher):
         self._rows = 0
         self._positions_T: Tensor | None = None
         self._hooks = ModuleHooks(model, patterns, self._call)
+        self.names = self._hooks.names
 
     def begin(self, part: Part, step: Step) -> None:
         """The step that the next calls belong to."""
@@ -201,7 +202,7 @@ class Inspection:
             raise ConfigError("modules", list(patterns), "an engine without compile_layers")
         self._modules = ModuleTap(self.runner.model, patterns, self.rank)
         self.runner.watch.watchers.append(self._modules)
-        return self._modules._hooks.names
+        return self._modules.names
 
     def take_modules(self) -> list[Record]:
         """What was recorded since the last call."""
