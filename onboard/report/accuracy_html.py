@@ -78,19 +78,22 @@ def _level(level: LevelResult) -> Iterator[str]:
 
 
 def _blocks(blocks: Sequence[BlockResult]) -> Iterator[str]:
-    """A map of layers by kinds of block, then the table that its lines lead to."""
+    """For each dtype a map of layers by kinds of block, then the tables that its lines lead to."""
     kinds = list(dict.fromkeys((b.block, b.dtype, b.phase) for b in blocks))
     layers = list(dict.fromkeys(b.layer for b in blocks))
-    by_place = {(b.layer, b.block, b.dtype, b.phase): b for b in blocks}
-    rows = []
-    for kind in kinds:
-        found = [by_place.get((layer, *kind)) for layer in layers]
-        words = f"{' '.join(kind)}: {sum(b is not None for b in found)} layers"
-        rows.append(svg.HeatRow(" ".join(kind), f"blocks-{kinds.index(kind)}", words, [_ratio(b) for b in found]))
     every = max(1, len(layers) // 16)
     names = ["-" if layer is None else str(layer) if i % every == 0 else "" for i, layer in enumerate(layers)]
-    yield "<h3>Error of each block over that of Hugging Face in bf16, by layer</h3>"
-    yield svg.heat(rows, names, label="ratio of errors, kinds of block by layers")
+    by_place = {(b.layer, b.block, b.dtype, b.phase): b for b in blocks}
+    for dtype in dict.fromkeys(kind[1] for kind in kinds):
+        rows = []
+        for number, kind in enumerate(kinds):
+            if kind[1] == dtype:
+                found = [by_place.get((layer, *kind)) for layer in layers]
+                words = f"{' '.join(kind)}: {sum(b is not None for b in found)} layers"
+                rows.append(svg.HeatRow(f"{kind[0]} {kind[2]}", f"blocks-{number}", words, [_ratio(b) for b in found]))
+        what = "within its bar, or red" if dtype == "float32" else "error over that of Hugging Face in bf16"
+        yield f"<h3>{visible(dtype)}: {what}, by layer</h3>"
+        yield svg.heat(rows, names, label=f"{dtype}: kinds of block by layers", scale=dtype != "float32")
     for number, kind in enumerate(kinds):
         cells = [(told.block_cells(b), "", b.passed) for b in blocks if (b.block, b.dtype, b.phase) == kind]
         bad = sum(not passed for *_, passed in cells)
@@ -101,9 +104,11 @@ def _blocks(blocks: Sequence[BlockResult]) -> Iterator[str]:
 
 
 def _ratio(block: BlockResult | None) -> float:
-    if block is None or block.comparison is None:
+    if block is None or block.outcome == "not run":
         return math.nan
-    return block.comparison.rms_ratio if block.passed else math.inf
+    if not block.passed:
+        return math.inf
+    return block.comparison.rms_ratio if block.comparison is not None else 0.0
 
 
 def _prompt(anchor: str, prompt: PromptResult) -> Iterator[str]:

@@ -167,11 +167,12 @@ class HeatRow(NamedTuple):
     ratios: Sequence[float]
 
 
-def heat(rows: Sequence[HeatRow], columns: Sequence[str], *, label: str) -> str:
+def heat(rows: Sequence[HeatRow], columns: Sequence[str], *, label: str, scale: bool = True) -> str:
     """A map of ratios to the baseline, one row of cells each, one path a step of the scale.
 
     Args:
         rows: from above. columns: names below the cells, empty where there is none. label: what the map shows.
+        scale: explain the steps below the map.
     """
     count = max((len(row.ratios) for row in rows), default=0)
     if not count:
@@ -199,6 +200,8 @@ def heat(rows: Sequence[HeatRow], columns: Sequence[str], *, label: str) -> str:
         if name:
             at = left + (index + 0.5) * cell_w
             parts.append(f'<text x="{at:.1f}" y="{height - 12:.0f}" text-anchor="middle">{visible(name)}</text>')
+    if not scale:
+        return "".join(parts) + "</svg>"
     names = [f"up to {limit:g}" for limit in STEPS] + [f"above {STEPS[-1]:g}", "not compared"]
     kinds = [f"heat-{i}" for i in range(len(STEPS) + 1)] + ["heat-none"]
     return "".join(parts) + "</svg>" + _legend(list(zip(names, kinds, strict=True)))
