@@ -112,6 +112,8 @@ def _checked(rig: Rig, ways: Sequence[Way]) -> Iterator[Checked]:
 def _blocks(rig: Rig, layer: Pair | None, pairs: Sequence[Pair], ways: Sequence[Way]) -> Iterator[Checked]:
     """Some blocks of one layer, fed at each scale; a block that is wrong at one is not tried at others."""
     wrong: set[str] = set()
+    # The reference gives the same in every way.
+    known: dict[str, tuple[Tensor, Tensor | None]] = {}
     for way in ways:
         errors: dict[str, dict[float, Finding]] = {}
         for scale in (PLAIN, TINY, ROUTED, LOUD) if way is ways[0] and rig.baseline is None else (PLAIN,):
@@ -126,7 +128,12 @@ def _blocks(rig: Rig, layer: Pair | None, pairs: Sequence[Pair], ways: Sequence[
             for pair in pairs:
                 if pair.ours not in outputs or pair.ours in wrong:
                     continue
-                finding, judge = rig.compare(pair, outputs[pair.ours], fed[pair.ours])
+                given = fed[pair.ours]
+                if scale == PLAIN and pair.ours not in known:
+                    known[pair.ours] = rig.expected(pair, given)
+                finding, judge = rig.compare(
+                    pair, outputs[pair.ours], given, known[pair.ours] if scale == PLAIN else None
+                )
                 errors.setdefault(pair.ours, {})[scale] = finding
                 if finding.ok:
                     continue
@@ -151,7 +158,9 @@ def _runs(rig: Rig, pair: Pair, way: Way, ways: Sequence[Way], scale: float) -> 
     """Whether a block has something to show this way, at this scale."""
     block = rig.model.get_submodule(pair.ours)
     cached = any(hasattr(module, "bind") for module in block.modules())
-    return (way is ways[0] or cached) and scale in scales_of(block)
+    # How a layer is wired shows at any scale.
+    scales = (PLAIN,) if pair.whole else scales_of(block)
+    return (way is ways[0] or cached) and scale in scales
 
 
 def _outputs(rig: Rig, layer: Pair | None, fed: Mapping[str, Tensor], way: Way) -> dict[str, Tensor]:

@@ -125,9 +125,21 @@ class Rig:
         gold = self.gold.at(pair, hidden)
         return gold, None if self.baseline is None else self.baseline.at(pair, hidden)
 
-    def compare(self, pair: Pair, ours: Tensor, hidden: Tensor) -> tuple[Finding, Judge]:
-        """Judge a block's output for an input; the judge serves for what is inside the block too."""
-        expected, baseline = self.expected(pair, hidden)
+    def compare(
+        self, pair: Pair, ours: Tensor, hidden: Tensor, known: tuple[Tensor, Tensor | None] | None = None
+    ) -> tuple[Finding, Judge]:
+        """Judge a block's output for an input.
+
+        Args:
+            pair: the block and its counterpart.
+            ours: [R, ...], what the block gave for ``hidden``.
+            hidden: its input.
+            known: what :meth:`expected` gives, when it is known already.
+
+        Returns:
+            The finding, and the judge, which serves for what is inside the block too.
+        """
+        expected, baseline = known or self.expected(pair, hidden)
         judge: Judge = ExactJudge() if baseline is None else ThreeWayJudge()
         finding = judge(ours, expected, baseline, pair.ours)
         if finding.ok:
