@@ -118,6 +118,8 @@ def test_a_checkpoint_that_is_none(capsys, tmp_path, folder):
         (["--level", "3", "--server", "http://127.0.0.1:9"], Exit.USAGE, "does not show its modules"),
         (["--level", "3", "--tasks", "plain_facts"], Exit.USAGE, "needs level 1"),
         (["--level", "1", "--prompts", "long.txt"], Exit.USAGE, "needs level 2"),
+        (["--level", "2", "--reference", "bf16"], Exit.USAGE, "needs level 1"),
+        (["--server", "http://127.0.0.1:9", "--dtype", "float32"], Exit.USAGE, "started with"),
         (["--level", "4"], Exit.USAGE, "'4'"),
         (["--server", "127.0.0.1"], Exit.BAD_INPUT, "a URL"),
         (["--server", "http://127.0.0.1:9"], Exit.FAILED, "Is the server there"),

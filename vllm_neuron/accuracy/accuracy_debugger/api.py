@@ -197,7 +197,7 @@ class _Run:
             self.say(f"tokens: {result.name}", done, len(prompts))
 
         self.say("tokens: references", 0, len(prompts))
-        exact = self.options.dtype == "float32"
+        exact = source.dtype == "float32"
         return logit_validation(
             source,
             prompts,
