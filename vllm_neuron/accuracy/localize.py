@@ -57,7 +57,8 @@ def diverges(rig: Rig, way: Way) -> tuple[Divergence | None, Finding]:
         The first that fails, and what the last comparison said.
     """
     outer = [*rig.layers, *rig.norms]
-    seen = rig.run(way, [pair.ours for pair in outer]).first
+    ran = rig.run(way, [pair.ours for pair in outer])
+    seen = ran.first
     if EMBED in seen.outputs:
         finding = rig.free(EMBED, seen.outputs[EMBED], rig.gold.entered())
         if not finding.ok:
@@ -72,7 +73,7 @@ def diverges(rig: Rig, way: Way) -> tuple[Divergence | None, Finding]:
         finding = rig.free(pair.theirs, seen.outputs[pair.ours], expected)
         if not finding.ok:
             return Divergence(pair.layer, pair.ours, finding), finding
-    finding = rig.free("", seen.logits, rig.gold.logits)
+    finding = rig.free("", ran.logits, rig.gold.logits)
     return (None if finding.ok else Divergence(None, LOGITS, finding)), finding
 
 
@@ -86,7 +87,7 @@ def locate(rig: Rig, way: Way, divergence: Divergence) -> Place | None:
     place = locate_embedding(rig, way) or _layers(rig, way) or _norms(rig, way) or locate_head(rig, way)
     if place is None and divergence.name == LOGITS and rig.head is not None:
         # Every layer agrees in the free run itself, and so does the head with the right rows.
-        logits = rig.run(way, []).first.logits
+        logits = rig.run(way, []).logits
         return place_of(rig, way, rig.head, _other_row(logits, rig.gold.logits, divergence.finding))
     return place
 
@@ -197,7 +198,7 @@ def locate_head(rig: Rig, way: Way) -> Place | None:
     hidden = rig.fed(rig.head)
     if hidden is None:
         return None
-    ours = rig.run(way, [], hidden=hidden).first.logits
+    ours = rig.run(way, [], hidden=hidden).logits
     if rig.baseline is None:
         finding = rig.free("", ours, rig.gold.logits)
     else:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import vllm_neuron.functional as NF
 from vllm_neuron.accuracy.ways import Way
+from vllm_neuron.parallel import get_tp_group
 from vllm_neuron.step import KVView, Step
 
 EMBED, FIRST_LAYER = "embed", "layers.0"
@@ -46,14 +47,16 @@ class Observed:
     """One run on one rank. Rows are NaN where a block never ran.
 
     Attributes:
-        logits: float32 [R, V].
+        total: R.
+        logits: float32 [R, V]; None on further ranks, which have the same.
         outputs: block -> float32 [R, ...]; ``embed`` is what enters the first layer.
         order: blocks in the order of their first call.
         events: operations in the watched block, in order.
         replicas: ranks that hold the same key-value heads.
     """
 
-    logits: Tensor
+    total: int
+    logits: Tensor | None
     outputs: dict[str, Tensor] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -63,7 +66,7 @@ class Observed:
         real = rows >= 0
         if name not in self.outputs:
             self.order.append(name)
-            self.outputs[name] = torch.full((len(self.logits), *output.shape[1:]), torch.nan, dtype=torch.float32)
+            self.outputs[name] = torch.full((self.total, *output.shape[1:]), torch.nan, dtype=torch.float32)
         self.outputs[name][rows[real]] = output.detach()[real].float()
 
 
@@ -104,7 +107,7 @@ class Runner:
             What was seen.
         """
         total = sum(len(ids) for ids in self.prompts)
-        seen = Observed(torch.full((total, self.model.vocab_size), torch.nan, dtype=torch.float32))
+        seen = Observed(total, self._no_logits(total) if alone is None and get_tp_group().rank == 0 else None)
         with ExitStack() as stack:
             for name in self.names:
                 stack.enter_context(self._hooked(name, seen, (fed or {}).get(name)))
@@ -121,8 +124,13 @@ class Runner:
                     continue
                 out = self.model.forward(step)[real]
                 given = out if hidden is None else hidden[rows[real]].to(out.dtype)
-                seen.logits[rows[real]] = self.model.compute_logits(given)
+                logits = self.model.compute_logits(given)
+                if seen.logits is not None:
+                    seen.logits[rows[real]] = logits.float()
         return seen
+
+    def _no_logits(self, total: int) -> Tensor:
+        return torch.full((total, self.model.vocab_size), torch.nan, dtype=torch.float32)
 
     @contextmanager
     def _hooked(self, name: str, seen: Observed, fed: Tensor | None) -> Iterator[None]:

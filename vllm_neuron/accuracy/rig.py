@@ -37,6 +37,13 @@ class Ran:
         """The first rank's, whose blocks' outputs are whole."""
         return self.ranks[0]
 
+    @property
+    def logits(self) -> Tensor:
+        """float32 [R, V]; the model was run whole."""
+        found = self.first.logits
+        assert found is not None
+        return found
+
 
 class Rig:
     """Both sides, for some prompts.
