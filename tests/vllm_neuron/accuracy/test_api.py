@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -160,6 +161,16 @@ def test_refusals_before_anything_is_loaded(tiny, changes, message):
     options = replace(api.Options(prompts=PROMPTS), **changes)
     with pytest.raises(ConfigError, match=message):
         api.run(tiny[0], never, tokenizer=tiny[1], max_length=64, target=tiny[2], options=options)
+
+
+def test_without_lm_eval_the_extra_is_named(tiny, monkeypatch):
+    for name in ("vllm_neuron.accuracy.tasks.harness", "vllm_neuron.accuracy.tasks.model"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
+    with pytest.raises(ConfigError, match=r"pip install 'neuron-onboard\[accuracy\]'"):
+        run(tiny, source(tiny[0]), levels=(1,))
+    report = run(tiny, source(tiny[0]), levels=(1,), tasks=TasksPlan(names=()))
+    assert [task.task for task in report.level(1).tasks] == ["perplexity"]
 
 
 def test_level_three_needs_a_package(tiny):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,10 +11,9 @@ from typing import Any
 
 from vllm_neuron.accuracy.sources import LogitsSource
 from vllm_neuron.accuracy.tasks import FOLDER, INSTALL, OWN_TASK
-from vllm_neuron.accuracy.tasks.model import Progress, Quiet, SourceLM
+from vllm_neuron.accuracy.tasks.model import Progress, SourceLM
+from vllm_neuron.accuracy.tasks.quiet import Quiet
 from vllm_neuron.errors import CheckpointError, ConfigError, nearest
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Item:
     """One document of a task on one side.
 
     Attributes:
-        value: the metric; nan when the side did not answer.
+        value: the metric.
         answer: what the side chose, comparable between sides: the number of a choice, or a text.
     """
 

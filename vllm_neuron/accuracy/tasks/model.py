@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
-from io import StringIO
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,7 +13,6 @@ from torch import Tensor
 from vllm_neuron.accuracy.sources import LogitsSource
 from vllm_neuron.errors import ConfigError, NonFiniteError, UnsupportedError
 
-log = logging.getLogger(__name__)
 # Requests that are answered, of so many.
 Progress = Callable[[int, int], None]
 MAX_NEW_TOKENS = 256
@@ -202,34 +198,3 @@ def _until(text: str, stops: Sequence[str]) -> str:
         if stop:
             text = text.split(stop)[0]
     return text
-
-
-class Quiet:
-    """Keeps what lm_eval and datasets print about themselves off stderr; ``loud`` lets a progress bar through."""
-
-    def __enter__(self) -> Quiet:
-        import sys
-
-        self._stderr = sys.stderr
-        self._levels = {name: logging.getLogger(name).level for name in ("lm_eval", "datasets")}
-        for name in self._levels:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        self._redirected = redirect_stderr(StringIO())
-        self._redirected.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._redirected.__exit__(*error)
-        for name, level in self._levels.items():
-            logging.getLogger(name).setLevel(level)
-
-    def loud(self, progress: Progress | None) -> Progress | None:
-        """``progress`` with the real stderr."""
-        if progress is None:
-            return None
-
-        def tell(done: int, total: int) -> None:
-            with redirect_stderr(self._stderr):
-                progress(done, total)
-
-        return tell
