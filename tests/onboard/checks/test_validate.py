@@ -108,7 +108,6 @@ def test_a_checkpoint_that_is_none(capsys, tmp_path, folder):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--tasks", "plain_fact", "--level", "1"], Exit.BAD_INPUT, "Did you mean 'plain_facts'"),
         (["--prompts", "empty.txt"], Exit.BAD_INPUT, "at least one prompt"),
         (["--prompts", "long.txt", "--max-length", "64"], Exit.BAD_INPUT, "at most 64"),
         (["--thresholds", "limits.toml"], Exit.BAD_INPUT, "min_score"),
