@@ -37,12 +37,13 @@ references: setup  ## render the reference models again
 zoo: setup  ## prove every decoder of transformers (half an hour); writes docs/zoo.md
 	$(RUN) -m onboard.cli.main zoo --jobs 2 --output docs/zoo.md
 
-bench: setup  ## throughput and start against vLLM's own CPU backend, host share, diff, onboard new: JSON
+bench: setup  ## throughput and start against vLLM's own CPU backend, host share, diff, onboard new, planted faults: JSON
 	$(RUN) -m onboard.cli.main demo-model smollm2 --to models/smollm2
 	$(RUN) benchmarks/serving_vs_vllm_cpu.py models/smollm2
 	$(RUN) benchmarks/host_overhead.py models/smollm2
 	$(RUN) benchmarks/diff_vs_guide_script.py
 	$(RUN) benchmarks/onboard_new.py
+	$(RUN) benchmarks/accuracy_faults.py
 
 clean:  ## remove .venv and caches; models/ stays
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,6 +1,6 @@
 """Planted faults and harmless changes: what the bisection finds of them, as JSON.
 
-Run from the root of the repository: ``python -m benchmarks.accuracy_faults [--only WORD] [--out FILE]``. Each fault has
+Run from the root of the repository: ``python benchmarks/accuracy_faults.py [--only WORD] [--out FILE]``. Each fault has
 the place that must be named beside the one that was; each harmless change must raise no alarm.
 """
 
