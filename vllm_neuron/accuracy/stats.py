@@ -128,8 +128,8 @@ class Tally:
     Args:
         dtype: that the target computes in; its ulps make the floor.
         rtol: relative error that is never held against the target; None for the ulps alone.
-        samples: elements of a row that enter the histogram; longer rows are sampled with an even stride, since a
-            million samples fix the coefficient to four digits. Every other number is of all elements.
+        samples: elements of a row that enter the histogram and the mean floor; longer rows are sampled with an even
+            stride, since a million samples fix the coefficient to four digits. Every other number is of all elements.
 
     Attributes:
         bad: index of the first element of the target that is NaN or infinite; None if there is none.
@@ -160,11 +160,11 @@ class Tally:
         """
         wide = torch.float64 if torch.float64 in (target.dtype, expected.dtype, baseline.dtype) else torch.float32
         t, x, b = (each.detach().to(wide) for each in (target, expected, baseline))
-        if not (torch.isfinite(x).all() and torch.isfinite(b).all()):
+        if not (finite(x) and finite(b)):
             where = ~(torch.isfinite(x) & torch.isfinite(b))
             self.bad_reference = self.bad_reference or _index(where.reshape(-1).int().argmax(), x, at)
             return None
-        if not torch.isfinite(t).all():
+        if not finite(t):
             self.bad = self.bad or _index((~torch.isfinite(t)).reshape(-1).int().argmax(), x, at)
             return None
         if not x.numel():
@@ -175,7 +175,7 @@ class Tally:
         rows = self._rows(et.reshape(-1, width), eb.reshape(-1, width), x.reshape(-1, width))
         self._sum(rows, width)
         self._between(t - b)
-        stride = -(-width // self.samples)
+        stride = self._stride(width)
         for side, errors in (("target", et), ("baseline", eb)):
             self.sums[side] += float(errors.sum(dtype=torch.float64))
             self.histograms[side] += histogram(errors.reshape(-1, width)[:, ::stride])
@@ -184,16 +184,16 @@ class Tally:
     def _rows(self, et: Tensor, eb: Tensor, x: Tensor) -> RowErrors:
         gold = _rms(x)
         scale = float(gold.square().mean().sqrt())
-        size = x.abs().clamp(min=scale)
         # Rounding of an intermediate of the tensor's own size reaches small elements too.
-        floor = _rms(ulp(size, self.dtype)) / 2
-        floor_max = ulp(size.amax(1), self.dtype).double()
+        sampled = x[:, :: self._stride(x.shape[1])].abs().clamp(min=scale)
+        largest = _largest(x).clamp(min=scale)
+        floor, floor_max = _rms(ulp(sampled, self.dtype)) / 2, ulp(largest, self.dtype).double()
         if self.rtol is not None:
-            floor = torch.maximum(floor, self.rtol * gold)
-            floor_max = torch.maximum(floor_max, self.rtol * size.amax(1).double())
-        return RowErrors(
-            _rms(et), _rms(eb), et.abs().amax(1).double(), eb.abs().amax(1).double(), gold, floor, floor_max
-        )
+            floor, floor_max = torch.maximum(floor, self.rtol * gold), torch.maximum(floor_max, self.rtol * largest)
+        return RowErrors(_rms(et), _rms(eb), _largest(et), _largest(eb), gold, floor, floor_max)
+
+    def _stride(self, width: int) -> int:
+        return -(-width // self.samples)
 
     def _sum(self, rows: RowErrors, width: int) -> None:
         self.count += len(rows.target) * width
@@ -204,13 +204,17 @@ class Tally:
         self.largest["in_floors"] = max(self.largest["in_floors"], float((rows.target_max / rows.floor_max).max()))
 
     def _between(self, difference: Tensor) -> None:
-        self.squares["between"] += float(difference.square().sum(dtype=torch.float64))
+        width = difference.shape[-1] if difference.dim() else 1
+        rows = difference.reshape(-1, width)
+        self.squares["between"] += float(_rms(rows).square().sum()) * width
         self.sums["between"] += float(difference.sum(dtype=torch.float64))
-        self.largest["between"] = max(self.largest["between"], float(difference.abs().max()))
+        self.largest["between"] = max(self.largest["between"], float(_largest(rows).max()))
 
     def _worst(self, et: Tensor, t: Tensor, x: Tensor, b: Tensor, at: tuple[int, ...]) -> None:
-        flat = et.reshape(-1).abs().argmax()
-        if self.worst is None or abs(float(et.reshape(-1)[flat])) > abs(self.worst[1] - self.worst[2]):
+        flat_e = et.reshape(-1)
+        high, low = flat_e.argmax(), flat_e.argmin()
+        flat = high if abs(float(flat_e[high])) >= abs(float(flat_e[low])) else low
+        if self.worst is None or abs(float(flat_e[flat])) > abs(self.worst[1] - self.worst[2]):
             values = [float(each.reshape(-1)[flat]) for each in (t, x, b)]
             self.worst = (_index(flat, x, at), values[0], values[1], values[2])
 
@@ -248,8 +252,23 @@ def ratio(error: float, base: float) -> float:
     return error / base if base else math.inf if error else 0.0
 
 
+def finite(x: Tensor) -> bool:
+    """No NaN and no infinity. A float64 sum of finite float32 numbers is finite, and one of others never is."""
+    return math.isfinite(float(x.sum(dtype=torch.float64))) or bool(torch.isfinite(x).all())
+
+
 def _rms(x_RD: Tensor) -> Tensor:
-    return x_RD.square().mean(1, dtype=torch.float64).sqrt()
+    # Scaled, so that squares of very large and very small float32 numbers stay in range.
+    size = _largest(x_RD)
+    unit = torch.where(size > 0, size, 1.0)
+    if bool(((size > 1e15) | ((size < 1e-15) & (size > 0))).any()):
+        x_RD = x_RD / unit[:, None].to(x_RD.dtype)
+        return torch.linalg.vector_norm(x_RD, dim=1).double() * unit / math.sqrt(x_RD.shape[1])
+    return torch.linalg.vector_norm(x_RD, dim=1).double() / math.sqrt(x_RD.shape[1])
+
+
+def _largest(x_RD: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x_RD, ord=math.inf, dim=1).double()
 
 
 def _index(flat: Tensor, like: Tensor, at: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vllm_neuron.accuracy.results import Candidate, Phase, TokenRow
 from vllm_neuron.accuracy.stats import Tally, ratio, ulp
+from vllm_neuron.accuracy.stats import finite as all_finite
 from vllm_neuron.accuracy.token_limits import TokenLimits
 
 SCATTERED_ROWS = 64
@@ -102,7 +103,7 @@ class TokenRows:
             self.in_padding += int((target_RV[:, width:].amax(1) > target_RV[:, :width].amax(1)).sum())
         t, x = target_RV[:, :width].float(), expected_RV.float()
         b = x if baseline_RV is None else baseline_RV.float()
-        finite = torch.isfinite(t).all(1)
+        finite = torch.ones(len(t), dtype=torch.bool) if all_finite(t) else torch.isfinite(t).all(1)
         if not finite.all() and self.tally.bad is None:
             row = int((~finite).int().argmax())
             self.tally.bad = (position + row, int((~torch.isfinite(t[row])).int().argmax()))
@@ -174,7 +175,8 @@ class TokenRows:
             return []
         k = min(self.limits.top_k, x.shape[1])
         tops = [each.topk(k) for each in (x, t, b)]
-        kl, baseline_kl = _kl(x, t), _kl(x, b)
+        kl, baseline_kl = _kl(x, (t, b))
+        ranks = self._ranks(positions, t), self._ranks(positions, x)
         found = []
         for i, position in enumerate(positions):
             best, picked = int(tops[0].indices[i, 0]), int(tops[1].indices[i, 0])
@@ -190,14 +192,20 @@ class TokenRows:
                 overlap=len(same) / k,
                 kl=float(kl[i]),
                 baseline_kl=float(baseline_kl[i]),
-                gold_rank=None if row.gold is None else int((t[i] > t[i, row.gold]).sum()),
-                expected_rank=None if row.gold is None else int((x[i] > x[i, row.gold]).sum()),
+                gold_rank=None if row.gold is None else ranks[0][i],
+                expected_rank=None if row.gold is None else ranks[1][i],
             )
             found.append((row, errors[i]))
             if position % self._stride == 0:
                 columns = [best, *torch.linspace(0, x.shape[1] - 1, 3).long().tolist()]
                 self.scatter += [(float(x[i, c]), float(t[i, c]), float(b[i, c])) for c in columns]
         return found
+
+    def _ranks(self, positions: Sequence[int], x_RV: Tensor) -> list[int]:
+        """How many logits are higher than that of the id that follows each position; nonsense for the last id."""
+        following = torch.tensor([self.ids[min(p + 1, len(self.ids) - 1)] for p in positions])[:, None]
+        ranks: list[int] = (x_RV > x_RV.gather(1, following)).sum(1).tolist()
+        return ranks
 
     def _candidates(self, ids: Tensor, logits: Tensor) -> tuple[Candidate, ...]:
         pairs = zip(ids.tolist(), logits.tolist(), strict=True)
@@ -291,13 +299,18 @@ class _Usual:
         return cls(float(rms), float(largest))
 
 
-def _kl(x_RV: Tensor, t_RV: Tensor) -> Tensor:
-    """KL(expected || target) in nats, [R]."""
-    if x_RV is t_RV:
-        return torch.zeros(len(x_RV))
-    lse_x, lse_t = x_RV.logsumexp(1), t_RV.logsumexp(1)
+def _kl(x_RV: Tensor, others: Sequence[Tensor]) -> list[Tensor]:
+    """KL(expected || each of the others) in nats, [R]."""
+    lse_x = x_RV.logsumexp(1)
     p_RV = (x_RV - lse_x[:, None]).exp_()
-    return (p_RV.mul_(x_RV - t_RV).sum(1, dtype=torch.float64) - lse_x + lse_t).clamp(min=0)
+    found = []
+    for t_RV in others:
+        if t_RV is x_RV:
+            found.append(torch.zeros(len(x_RV)))
+            continue
+        moved = torch.linalg.vecdot(p_RV, x_RV - t_RV)
+        found.append((moved - lse_x + t_RV.logsumexp(1)).clamp(min=0))
+    return found
 
 
 def _coarse_kl(x_K: Tensor, t_K: Tensor) -> float:
