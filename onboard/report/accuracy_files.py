@@ -35,7 +35,7 @@ def write(report: Report, folder: Path) -> list[Path]:
         ConfigError: a file can't be written; those of an earlier run are left as they were.
     """
     files = {
-        "report.json": json.dumps(report.to_json(), indent=1, allow_nan=False),
+        "report.json": json.dumps(report.to_json(), separators=(",", ":"), allow_nan=False),
         "report.html": accuracy_html.render(report),
         "report.md": accuracy_markdown.render(report),
     }
