@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm_neuron import envs
-from vllm_neuron.errors import ConfigError, nearest
+from vllm_neuron.errors import ConfigError, OperationError, nearest
 from vllm_neuron.nki.graphs import constant
 
 logger = logging.getLogger(__name__)
@@ -143,6 +143,12 @@ def note(operation: str, choice: str, refused: tuple[Refusal, ...]) -> None:
         if key not in state.refusals:
             logger.info("%s: kernel %s not used, %s", *key)
         state.refusals[key] += 1
+
+
+@constant
+def refuse(field: str, value: Any, expected: str, action: str) -> NoReturn:
+    """Raise the error of a call that no kernel takes; also while ``torch.compile`` traces."""
+    raise OperationError(field, value, expected, action)
 
 
 def calls() -> dict[tuple[str, str], int]:

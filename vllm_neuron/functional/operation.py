@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import update_wrapper
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from vllm_neuron.errors import OperationError, nearest
 from vllm_neuron.functional import dispatch
@@ -151,7 +151,7 @@ class Operation(Generic[P, R]):
                 refused = (*refused, (kernel.name, str(answer)))
                 answers.append((kernel, answer))
         if dispatch.strict() and self.compiler is None:
-            raise self._refusal(answers)
+            self._refuse(answers)
         dispatch.note(self.name, self._plain(), refused)
         return self.reference(*args, **kwargs)
 
@@ -160,14 +160,18 @@ class Operation(Generic[P, R]):
         meant = self.compiler is not None and dispatch.tries_nki()
         return dispatch.COMPILER if meant else dispatch.REFERENCE
 
-    def _refusal(self, answers: list[tuple[Kernel, Support]]) -> OperationError:
+    def _refuse(self, answers: list[tuple[Kernel, Support]]) -> NoReturn:
         action = "Set VLLM_NEURON_KERNELS=simulate or auto to run the reference here."
         if not answers:
-            return OperationError(self.name, "no kernel", "an NKI kernel for this operation", action)
+            dispatch.refuse(self.name, "no kernel", "an NKI kernel for this operation", action)
         kernel, answer = answers[-1]
-        others = "".join(f" {other.name}: {said}." for other, said in answers[:-1])
-        return OperationError(
-            f"{self.name}.{answer.field}", answer.value, f"{answer.limit} (kernel {kernel.name})", f"{action}{others}"
+        others = "".join([f" {other.name}: {said}." for other, said in answers[:-1]])
+        plain = answer.value is None or isinstance(answer.value, bool | int | float | str)
+        dispatch.refuse(
+            f"{self.name}.{answer.field}",
+            answer.value if plain else str(answer.value),
+            f"{answer.limit} (kernel {kernel.name})",
+            f"{action}{others}",
         )
 
 

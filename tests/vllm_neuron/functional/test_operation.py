@@ -94,6 +94,12 @@ def test_require_makes_a_refusal_an_error() -> None:
         with_nki()(torch.ones(9))
 
 
+def test_a_refusal_reaches_through_a_compiled_graph() -> None:
+    op = with_nki()
+    with NF.use_kernels("require"), pytest.raises(Exception, match=r"triple.x.numel\(\): got 9, expected at most 4"):
+        torch.compile(lambda x: op(x), fullgraph=True, backend="eager")(torch.ones(9))
+
+
 def test_require_refuses_an_operation_without_a_kernel() -> None:
     with NF.use_kernels("require"), pytest.raises(OperationError, match="an NKI kernel"):
         make()(torch.ones(3))
