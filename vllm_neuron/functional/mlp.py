@@ -82,6 +82,17 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
+def check_gate(operation: str, gated: bool, limit: float | None, alpha: float | None, up_shift: float) -> None:
+    """Refuse options of a gate where there is none.
+
+    Raises:
+        OperationError: a clamp or a shift with ``gated=False``.
+    """
+    if not gated and (limit is not None or alpha is not None or up_shift):
+        names = f"{operation}.clamp_limit, clamp_alpha, up_shift"
+        raise OperationError(names, (limit, alpha, up_shift), "None, None and 0 where gated=False")
+
+
 @operation
 def mlp(
     x_TH: Tensor,
@@ -111,7 +122,11 @@ def mlp(
 
     Returns:
         [T, H]; a rank's part of the sum when I is sharded.
+
+    Raises:
+        OperationError: an unknown activation, or a clamp or shift without a gate.
     """
+    check_gate("mlp", gated, clamp_limit, clamp_alpha, up_shift)
     inner = matmul(x_TH, gate_up_HF, gate_up_bias_F)
     if not gated:
         return matmul(activation(act)(inner), down_IH, down_bias_H)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vllm_neuron.errors import OperationError
-from vllm_neuron.functional.mlp import activation
+from vllm_neuron.functional.mlp import activation, check_gate
 from vllm_neuron.functional.operation import YES, Support, no, operation
 
 WEIGHT_ON = ("output", "input")
@@ -83,10 +83,7 @@ def check_options(gated: bool, limit: float | None, alpha: float | None, up_shif
     """
     if weight_on not in WEIGHT_ON:
         raise OperationError("moe_experts.weight_on", weight_on, f"one of {', '.join(WEIGHT_ON)}")
-    if not gated and (limit is not None or alpha is not None or up_shift):
-        raise OperationError(
-            "moe_experts.clamp_limit, clamp_alpha, up_shift", (limit, alpha, up_shift), "gated experts"
-        )
+    check_gate("moe_experts", gated, limit, alpha, up_shift)
 
 
 def _weighted(

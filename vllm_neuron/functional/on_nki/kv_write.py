@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vllm_neuron.functional.attention import kv_write
-from vllm_neuron.functional.on_nki.limits import TYPES, grid, one_type
-from vllm_neuron.functional.operation import YES, Support, no
+from vllm_neuron.functional.on_nki.limits import TYPES, first_no, grid, one_type, shape
+from vllm_neuron.functional.operation import Support, no
 from vllm_neuron.nki.kernels.kv_write import kv_write_kernel
 from vllm_neuron.nki.wrap import wrap_nki
 
@@ -38,7 +38,13 @@ def _takes(pages: Tensor, k_TKD: Tensor, v_TKE: Tensor | None, slots_T: Tensor) 
         return no("pages.shape", tuple(pages.shape), "slots that int32 counts")
     if pages.shape[2] > MOST_WIDTH:
         return no("pages.shape[2]", pages.shape[2], f"at most {MOST_WIDTH}")
-    return YES
+    tokens = k_TKD.shape[0]
+    width = k_TKD.flatten(1).shape[1] + (0 if v_TKE is None else v_TKE.flatten(1).shape[1])
+    return first_no(
+        shape("v_TKE", v_TKE, (*k_TKD.shape[:2], v_TKE.shape[-1] if v_TKE is not None else 0)),
+        shape("slots_T", slots_T, (tokens,)),
+        shape("pages", pages, (*pages.shape[:2], width)),
+    )
 
 
 @kv_write.kernel("nki.kv_write", target="nki", supports=_takes)

@@ -39,10 +39,20 @@ def shape(name: str, tensor: Tensor | None, expected: tuple[int, ...]) -> Suppor
     return YES
 
 
+def vector(name: str, tensor: Tensor | None, size: int) -> Support:
+    """Whether a bias or a norm's weight is one contiguous row of this size, or is None."""
+    answer = shape(name, tensor, (size,))
+    if answer.ok and tensor is not None and not tensor.is_contiguous():
+        return no(f"{name}.stride()", tensor.stride(), "a contiguous tensor")
+    return answer
+
+
 def plain(name: str, matrix: Matrix) -> Support:
     """Whether a weight is a tensor whose rows are inputs and lie one after the other."""
     if isinstance(matrix, PackedWeight):
         return no(name, "a weight packed for the CPU", "a plain tensor")
+    if matrix.ndim != 2 or matrix.numel() == 0:
+        return no(f"{name}.shape", tuple(matrix.shape), "two dimensions of at least 1, inputs and outputs")
     if not matrix.is_contiguous():
         return no(f"{name}.stride()", matrix.stride(), "a contiguous [in, out] matrix, as Linear.lay_out makes it")
     return YES

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_neuron.functional.mlp import mlp
-from vllm_neuron.functional.on_nki.limits import dense, first_no, grid, one_type, plain, room
+from vllm_neuron.functional.mlp import check_gate, mlp
+from vllm_neuron.functional.on_nki.limits import dense, first_no, grid, one_type, plain, room, shape, vector
 from vllm_neuron.functional.operation import Support, no
 from vllm_neuron.functional.weight import Matrix
 from vllm_neuron.nki.kernels.mlp import mlp_kernel
@@ -63,6 +63,10 @@ def _takes(
         return no("act", act, f"one of {', '.join(ACTIVATIONS)}")
     if x_TH.ndim != 2:
         return no("x_TH.shape", tuple(x_TH.shape), "two dimensions, tokens and features")
+    if clamp_limit is not None and clamp_limit < 0:
+        return no("clamp_limit", clamp_limit, "None or a number of at least 0")
+    hidden, inner = x_TH.shape[1], down_IH.shape[0]
+    features = 2 * inner if gated else inner
     return first_no(
         one_type(
             "x_TH",
@@ -72,7 +76,11 @@ def _takes(
             gate_up_bias_F=gate_up_bias_F,
             down_bias_H=down_bias_H,
         ),
-        room("H + I", (x_TH.shape[-1], down_IH.shape[0]), x_TH.shape[0], x_TH.dtype),
+        shape("gate_up_HF", dense(gate_up_HF), (hidden, features)),
+        shape("down_IH", dense(down_IH), (inner, hidden)),
+        vector("gate_up_bias_F", gate_up_bias_F, features),
+        vector("down_bias_H", down_bias_H, hidden),
+        room("H + I", (hidden, inner), x_TH.shape[0], x_TH.dtype),
     )
 
 
@@ -90,6 +98,7 @@ def _mlp(
     clamp_alpha: float | None = None,
     up_shift: float = 0.0,
 ) -> Tensor:
+    check_gate("mlp", gated, clamp_limit, clamp_alpha, up_shift)
     return MLP[grid()](
         x_TH.contiguous(),
         dense(gate_up_HF),

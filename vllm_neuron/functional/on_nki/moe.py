@@ -56,6 +56,8 @@ def _takes(
 ) -> Support:
     if act not in ACTIVATIONS and (clamp_alpha is None or not gated):
         return no("act", act, f"one of {', '.join(ACTIVATIONS)}")
+    if clamp_limit is not None and clamp_limit < 0:
+        return no("clamp_limit", clamp_limit, "None or a number of at least 0")
     if x_TH.shape[0] > MOST_TOKENS:
         return no("x_TH.shape[0]", x_TH.shape[0], f"at most {MOST_TOKENS} tokens")
     for name, weight in (("up_EFH", up_EFH), ("down_EHI", down_EHI)):
@@ -68,6 +70,7 @@ def _takes(
         shape("up_EFH", up_EFH, (experts, features, hidden)),
         shape("up_bias_EF", up_bias_EF, (experts, features)),
         shape("down_bias_EH", down_bias_EH, (experts, hidden)),
+        shape("experts_TK", experts_TK, (x_TH.shape[0], experts_TK.shape[-1])),
         shape("weights_TK", weights_TK, tuple(experts_TK.shape)),
         one_type("x_TH", x_TH, up_EFH=up_EFH, down_EHI=down_EHI, up_bias_EF=up_bias_EF, down_bias_EH=down_bias_EH),
         _room(x_TH.shape[0], x_TH.shape[1], down_EHI.shape[2], x_TH.dtype.itemsize),

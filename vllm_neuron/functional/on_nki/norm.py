@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vllm_neuron.functional.norm import rms_norm
-from vllm_neuron.functional.on_nki.limits import grid, one_type
-from vllm_neuron.functional.operation import YES, Support, no
+from vllm_neuron.functional.on_nki.limits import grid, one_type, vector
+from vllm_neuron.functional.operation import Support, no
 from vllm_neuron.nki.kernels.rmsnorm import rmsnorm_kernel, rmsnorm_residual_kernel
 from vllm_neuron.nki.wrap import wrap_nki
 
@@ -38,7 +38,7 @@ def _takes(x: Tensor, weight_D: Tensor | None, *, eps: float, plus_one: bool = F
     bytes_each = 5 * x.dtype.itemsize + (8 if plus_one else 0)
     if size * bytes_each > ROW_BYTES:
         return no("x.shape[-1]", size, f"at most {ROW_BYTES // bytes_each} in {x.dtype}")
-    return YES
+    return vector("weight_D", weight_D, size)
 
 
 @rms_norm.kernel("nki.rmsnorm", target="nki", supports=_takes)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_neuron.functional.on_nki.limits import dense, first_no, grid, one_type, plain, room
+from vllm_neuron.functional.on_nki.limits import dense, first_no, grid, one_type, plain, room, shape, vector
 from vllm_neuron.functional.operation import Support, no
 from vllm_neuron.functional.projection import linear, o_proj, qkv_proj
 from vllm_neuron.functional.weight import Matrix
@@ -33,8 +33,11 @@ def _product(names: tuple[str, str, str], x: Tensor, weight: Matrix, bias: Tenso
         return answer
     if x.ndim != 2:
         return no(f"{x_name}.shape", tuple(x.shape), "two dimensions, tokens and features")
+    width = weight.shape[1]
     return first_no(
         one_type(x_name, x, **{weight_name: dense(weight), bias_name: bias}),
+        shape(weight_name, dense(weight), (x.shape[1], width)),
+        vector(bias_name, bias, width),
         room(f"{x_name}.shape[-1]", (x.shape[-1],), x.shape[0], x.dtype),
     )
 

@@ -7,8 +7,8 @@ token, 0 where the token did not choose it; before fp32 [S, T] or None, a factor
 most 512.
 
 Rows of weights are read as they are stored, 128 at a time, by DMA whose address comes from the slot's expert; a slot
-without one reads nothing (out of bounds, skipped), and what it computes from the weights before it is multiplied by
-0. Each block of 128 x 128 weights is transposed on the tensor engine and is then the stationary side: the inner
+without one reads nothing (out of bounds, skipped), and what it computes from the weights before it is left out.
+Each block of 128 x 128 weights is transposed on the tensor engine and is then the stationary side: the inner
 activations come out as [I, T], which is how the second product takes them, and the result as [H, T]. It is summed
 over the slots and transposed at the end. Every step is rounded to the type of x as the reference's are.
 
@@ -248,8 +248,10 @@ def _exchanged(job: Any, turned: Any) -> Any:
 
 
 def _outer(job: Any, slot: int, parts: Any, factor: Any, total: Any) -> None:
-    """Add one expert's output, times the factor of each token, to ``total`` [128, block of H, T]."""
+    """Add one expert's output, times the factor of each token that chose it, to ``total`` [128, block of H, T]."""
     inner, tokens = job.down.shape[2], parts[0].shape[2]
+    chosen = nl.ndarray(factor.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=chosen, data=factor, op0=nl.not_equal, operand0=0.0)
     for row in range(job.first, job.last, P):
         count = min(P, job.last - row)
         weights = _rows(job, _next(job, job.inner_rows), job.down, slot, row, count, inner)
@@ -266,7 +268,9 @@ def _outer(job: Any, slot: int, parts: Any, factor: Any, total: Any) -> None:
             nisa.tensor_scalar(dst=product, data=psum, op0=nl.add, operand0=bias)
         nisa.tensor_tensor(dst=product, data1=product, data2=factor[:count, :], op=nl.multiply)
         where = total[:count, row // P, :]
-        nisa.tensor_tensor(dst=where, data1=where, data2=product, op=nl.add)
+        nisa.tensor_tensor(dst=product, data1=where, data2=product, op=nl.add)
+        # Not by the factor alone: an expert may give infinity for a token that did not choose it, and 0 * inf is NaN.
+        nisa.tensor_copy_predicated(dst=where, src=product, predicate=chosen[:count, :])
 
 
 def _store(job: Any, out: Any, total: Any) -> None:

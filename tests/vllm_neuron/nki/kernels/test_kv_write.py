@@ -109,6 +109,11 @@ def test_large(on_cores, normal, cores):
         ({"k_TKD": torch.zeros(2, 1, 64, dtype=torch.int32)}, "k_TKD.dtype"),
         ({"slots_T": torch.zeros(2)}, "slots_T.dtype"),
         ({"pages": torch.zeros(1, 1, MOST_WIDTH + 1)}, "pages.shape[2]"),
+        ({"pages": torch.zeros(2, BLOCK, 120)}, "pages.shape"),
+        ({"v_TKE": None}, "pages.shape"),
+        ({"v_TKE": torch.zeros(1, 1, 64)}, "v_TKE.shape"),
+        ({"slots_T": torch.tensor([0, 1, 2])}, "slots_T.shape"),
+        ({"slots_T": torch.tensor([[0], [1]])}, "slots_T.shape"),
     ],
 )
 def test_refusals_name_the_field(change, field):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vllm_neuron.functional as NF
+from vllm_neuron.errors import OperationError
 from vllm_neuron.functional.on_nki.limits import KEPT_BYTES
 from vllm_neuron.functional.on_nki.mlp import ACTIVATIONS
 
@@ -71,9 +72,9 @@ def test_limits(on_cores, agree, normal, limits, dtype, cores, t):
     both(on_cores, agree, cores, x, **given_weights, **limits)
 
 
-def test_not_gated_has_no_limits(on_cores, agree, normal):
+def test_not_gated(on_cores, agree, normal):
     x, given_weights = normal(1, 4, 64), weights(normal, 64, 128, torch.float32, False, True)
-    both(on_cores, agree, 1, x, gated=False, clamp_limit=0.1, clamp_alpha=2.0, up_shift=3.0, **given_weights)
+    both(on_cores, agree, 1, x, gated=False, act="relu2", **given_weights)
 
 
 def test_steps_round_as_the_reference_does(on_cores, normal):
@@ -109,6 +110,32 @@ def test_an_activation_without_a_kernel_is_refused_by_name(normal):
         replaced = NF.mlp.explain(x, act="mish", clamp_alpha=1.0, **given_weights)["nki.mlp"]
     assert (answer.ok, answer.field, answer.value) == (False, "act", "mish")
     assert replaced.ok
+
+
+@pytest.mark.parametrize(
+    "change, field",
+    [
+        ({"x_TH": torch.zeros(2, 60)}, "gate_up_HF.shape"),
+        ({"down_IH": torch.zeros(15, 64)}, "gate_up_HF.shape"),
+        ({"gated": False}, "gate_up_HF.shape"),
+        ({"down_IH": torch.zeros(16, 32)}, "down_IH.shape"),
+        ({"gate_up_bias_F": torch.zeros(33)}, "gate_up_bias_F.shape"),
+        ({"down_bias_H": torch.zeros(65)}, "down_bias_H.shape"),
+        ({"clamp_limit": -1.0}, "clamp_limit"),
+    ],
+)
+def test_refusals_name_the_field(change, field):
+    call = {"x_TH": torch.zeros(2, 64), "gate_up_HF": torch.zeros(64, 32), "down_IH": torch.zeros(16, 64)}
+    with NF.use_kernels("simulate"):
+        answer = NF.mlp.explain(**{**call, **change})["nki.mlp"]
+    assert (answer.ok, answer.field) == (False, field)
+
+
+@pytest.mark.parametrize("mode", ["off", "auto", "require"])
+def test_options_of_a_gate_without_one_are_an_error(mode):
+    call = torch.zeros(2, 64), torch.zeros(64, 16), torch.zeros(16, 64)
+    with NF.use_kernels(mode), pytest.raises(OperationError, match=r"mlp.clamp_limit.*gated=False"):
+        NF.mlp(*call, gated=False, clamp_limit=7.0)
 
 
 def test_sizes_that_do_not_fit_are_refused(normal):

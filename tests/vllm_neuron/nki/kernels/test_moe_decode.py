@@ -117,6 +117,20 @@ def test_a_choice_with_weight_0_still_passes(on_cores, agree, normal):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("weight_on", ["output", "input"])
+@pytest.mark.parametrize("cores", [1, 2])
+def test_an_expert_that_overflows_touches_its_own_tokens_alone(on_cores, normal, cores, weight_on):
+    """What it gives for a token that did not choose it is not a number times 0, nor what the last slot computes."""
+    x, given_weights = normal(1, 3, 64), weights(normal, 4, 64, 32, torch.float32)
+    given_weights["up_EFH"][1] = float("inf")
+    call = torch.full((3, 2), 0.5), torch.tensor([[0, 3], [1, 3], [3, 0]])
+    with on_cores(cores):
+        found = NF.moe_experts(x, *call, weight_on=weight_on, **given_weights)
+    expected = NF.moe_experts.reference(x, *call, weight_on=weight_on, **given_weights)
+    assert expected.isfinite().all(1).tolist() == [True, False, True]
+    torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
@@ -125,8 +139,10 @@ def test_a_choice_with_weight_0_still_passes(on_cores, agree, normal):
         ({"h": 40000}, ["bytes a partition"]),
         ({"weight_dtype": torch.bfloat16}, ["up_EFH.dtype", "bfloat16"]),
         ({"gated": False}, ["up_EFH.shape", "(2, 16, 32)", "(2, 8, 32)"]),
-        ({"gated": False, "clamp_limit": 1.0, "up_gated": False}, ["clamp_limit", "gated experts"]),
+        ({"gated": False, "clamp_limit": 1.0, "up_gated": False}, ["clamp_limit", "gated=False"]),
         ({"weight_on": "both"}, ["weight_on", "both", "output, input"]),
+        ({"clamp_limit": -1.0}, ["clamp_limit", "-1.0", "at least 0"]),
+        ({"chosen": 3}, ["experts_TK.shape", "(3, 1)", "(2, 1)"]),
     ],
 )
 def test_refusals_name_the_limit(on_cores, normal, change, words):
@@ -134,7 +150,7 @@ def test_refusals_name_the_limit(on_cores, normal, change, words):
     given_weights = weights(normal, 2, h, 8, change.get("weight_dtype", torch.float32), change.get("up_gated", True))
     options = {n: change[n] for n in ("act", "gated", "clamp_limit", "weight_on") if n in change}
     with on_cores(1), pytest.raises(OperationError) as error:
-        NF.moe_experts(normal(1, t, h), *choice(normal, t, 1, 2), **given_weights, **options)
+        NF.moe_experts(normal(1, t, h), *choice(normal, change.get("chosen", t), 1, 2), **given_weights, **options)
     assert all(word in str(error.value) for word in words), error.value
 
 

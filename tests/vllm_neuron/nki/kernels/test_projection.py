@@ -90,6 +90,10 @@ def test_a_view_of_a_matrix_is_refused_with_the_way_to_lay_it_out(normal):
         (torch.zeros(2, 8), torch.zeros(8, 4, dtype=torch.bfloat16), "weight_HO.dtype"),
         (torch.zeros(0, 8), torch.zeros(8, 4), "x_TH.shape"),
         (torch.zeros(1, 2, 8), torch.zeros(8, 4), "x_TH.shape"),
+        (torch.zeros(2, 8), torch.zeros(16, 4), "weight_HO.shape"),
+        (torch.zeros(2, 8), torch.zeros(7, 4), "weight_HO.shape"),
+        (torch.zeros(2, 8), torch.zeros(8, 0), "weight_HO.shape"),
+        (torch.zeros(2, 8), torch.zeros(8), "weight_HO.shape"),
         (torch.zeros(1, 1, dtype=torch.bfloat16).expand(128, 60000), torch.zeros(1, 1).expand(60000, 1), "weight_HO"),
     ],
 )
@@ -97,6 +101,16 @@ def test_refusals_name_the_field(x, w, field):
     with NF.use_kernels("simulate"):
         answer = NF.linear.explain(x, w)["nki.linear"]
     assert not answer.ok and answer.field.startswith(field)
+
+
+@pytest.mark.parametrize(
+    "bias, field",
+    [(torch.zeros(3), "bias_O.shape"), (torch.zeros(5), "bias_O.shape"), (torch.zeros(8)[::2], "bias_O.stride()")],
+)
+def test_a_bias_of_another_layout_is_refused(bias, field):
+    with NF.use_kernels("simulate"):
+        answer = NF.linear.explain(torch.zeros(2, 8), torch.zeros(8, 4), bias)["nki.linear"]
+    assert (answer.ok, answer.field) == (False, field)
 
 
 def test_a_contraction_that_does_not_fit_in_sbuf_is_refused_and_the_largest_that_does_is_taken(on_cores, agree, normal):

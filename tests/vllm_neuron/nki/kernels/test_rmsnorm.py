@@ -114,3 +114,18 @@ def test_a_weight_of_another_type_is_refused(normal):
     with NF.use_kernels("simulate"):
         answer = NF.rms_norm.explain(normal(1, 2, 64, dtype=torch.bfloat16), normal(2, 64), eps=1e-6)["nki.rmsnorm"]
     assert (answer.ok, answer.field) == (False, "weight_D.dtype")
+
+
+@pytest.mark.parametrize(
+    "weight, field",
+    [
+        (torch.zeros(63), "weight_D.shape"),
+        (torch.zeros(65), "weight_D.shape"),
+        (torch.zeros(1, 64), "weight_D.shape"),
+        (torch.zeros(128)[::2], "weight_D.stride()"),
+    ],
+)
+def test_a_weight_of_another_layout_is_refused(normal, weight, field):
+    with NF.use_kernels("simulate"):
+        answer = NF.rms_norm.explain(normal(1, 2, 64), weight, eps=1e-6)["nki.rmsnorm"]
+    assert (answer.ok, answer.field) == (False, field)

@@ -74,9 +74,12 @@ def test_large(on_cores, agree, normal, t, dtype, interleaved, cores):
         ((2, 1, 64), 128 + 4, "table_T2R.shape[-1]"),
         ((2, 1, 64), 30, "table_T2R.shape[-1]"),
         ((2, 1, 9000), 64, "x_TND"),
+        ((2, 64), 64, "x_TND.shape"),
+        ((3, 1, 64), 64, "table_T2R.shape"),
+        ((1, 1, 64), 64, "table_T2R.shape"),
     ],
 )
 def test_refusals_name_the_field(shape, width, field):
     with NF.use_kernels("simulate"):
-        answer = NF.rotary.explain(torch.zeros(shape), torch.zeros(shape[0], width))["nki.rotary"]
+        answer = NF.rotary.explain(torch.zeros(shape), torch.zeros(2, width))["nki.rotary"]
     assert not answer.ok and answer.field.startswith(field)
