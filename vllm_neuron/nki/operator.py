@@ -10,6 +10,7 @@ import ast
 import hashlib
 import importlib
 import inspect
+import marshal
 import operator
 import sys
 from collections.abc import Callable, Sequence
@@ -45,8 +46,9 @@ def register(wrapped: WrappedKernel) -> str:
 
 def _source(function: Any) -> str:
     """Source of the kernel's module and of those beside it that it takes functions from; without it, the code."""
-    package = function.__module__.rpartition(".")[0] + "."
-    names, found = [function.__module__], dict[str, str]()
+    home = function.__module__ or ""
+    package = home.rpartition(".")[0] + "."
+    names, found = [home], dict[str, str]()
     while names:
         name = names.pop()
         if name in found:
@@ -55,7 +57,7 @@ def _source(function: Any) -> str:
         try:
             found[name] = inspect.getsource(module)  # type: ignore[arg-type]
         except (OSError, TypeError):
-            return str(function.__code__.co_code.hex())
+            return marshal.dumps(function.__code__).hex()
         owners = (getattr(value, "__module__", None) for value in vars(module).values())
         names += [owner for owner in owners if isinstance(owner, str) and owner.startswith(package)]
     return "".join(found[name] for name in sorted(found))
