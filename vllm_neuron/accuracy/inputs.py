@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +44,26 @@ def tokenizer_id(folder: Path) -> str | None:
     """
     path = folder / "tokenizer.json"
     if path.is_file():
-        try:
-            content: Any = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise CheckpointError(str(path), str(error), "JSON", "Download the file again.") from None
-        if not isinstance(content, dict):
-            raise CheckpointError(str(path), type(content).__name__, "a JSON object", "Download the file again.")
-        kept = {key: value for key, value in content.items() if key not in _HOW_LONG}
-        return _hash(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode())
+        stat = path.stat()
+        return _json_hash(path.resolve(), stat.st_size, stat.st_mtime_ns)
     for names in (("tokenizer.model",), ("vocab.json", "merges.txt")):
         files = [folder / name for name in names]
         if all(file.is_file() for file in files):
             return _hash(*(file.read_bytes() for file in files))
     return None
+
+
+@lru_cache(maxsize=4)
+def _json_hash(path: Path, size: int, changed_ns: int) -> str:
+    """Of a ``tokenizer.json``: tens of megabytes, which every side of a comparison asks for."""
+    try:
+        content: Any = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(str(path), str(error), "JSON", "Download the file again.") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(str(path), type(content).__name__, "a JSON object", "Download the file again.")
+    kept = {key: value for key, value in content.items() if key not in _HOW_LONG}
+    return _hash(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _hash(*parts: bytes) -> str:
