@@ -92,6 +92,8 @@ def default_prompts(encode: Encode, reach: Reach, *, most_tokens: int = MOST_TOK
     borders |= {window: f"window {window}" for window in reach.windows}
     if reach.original_context:
         borders[reach.original_context] = f"original context {reach.original_context}"
+    if any(LAST_EXACT_POSITION < border <= room - PAST and border in reach.edges for border in borders):
+        del borders[LAST_EXACT_POSITION]  # the larger one reaches all that this one does
     edge = max((edge for edge in reach.edges if edge + PAST <= room), default=None)
     if edge is not None and room < LAST_EXACT_POSITION + PAST:
         borders.setdefault(edge, f"bucket edge {edge}")
@@ -182,6 +184,20 @@ def read_prompts(path: Path, encode: Encode, *, steps: int = DECODED) -> list[Pr
     if twice is not None:
         raise ConfigError("--prompts name", twice, "each name once")
     return made
+
+
+def check_ids(prompts: Sequence[Prompt], vocab_size: int) -> None:
+    """Refuse ids that the model has no embedding for, those of the tokenizer's texts included.
+
+    Raises:
+        ConfigError: naming the prompt and the first such id.
+    """
+    for prompt in prompts:
+        beyond = next((token for token in prompt.ids if token >= vocab_size), None)
+        if beyond is not None:
+            raise ConfigError(
+                f"prompt {prompt.name}", beyond, f"ids below {vocab_size}", "Is the tokenizer another model's?"
+            )
 
 
 def _entry(line: str, where: str) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.hf import MODELS
-from vllm_neuron.accuracy.prompts import default_prompts, log_book, read_prompts
+from vllm_neuron.accuracy.prompts import Prompt, check_ids, default_prompts, log_book, read_prompts
 from vllm_neuron.accuracy.reach import Reach
 from vllm_neuron.errors import ConfigError
 
@@ -20,8 +20,9 @@ def encode(text: str) -> list[int]:
     return [1, *(3 + sum(text.encode()[i : i + 3]) % 300 for i in range(0, len(text.encode()), 3))]
 
 
+@settings(max_examples=40)
 @given(
-    st.lists(st.integers(16, 900), max_size=2, unique=True),
+    st.lists(st.integers(16, 900) | st.sampled_from([128, 256, 512]), max_size=2, unique=True),
     st.none() | st.integers(64, 900),
     st.none() | st.integers(40, 5000),
     st.integers(48, 1200),
@@ -53,6 +54,12 @@ def test_the_decode_over_a_border_shares_its_ids_with_the_prefill_past_it() -> N
     assert len(over.ids) - over.steps <= 256 < len(past.ids) - past.steps
     window = prompts["decode over window 64"]
     assert len(window.ids) - window.steps <= 64 < len(window.ids)
+
+
+def test_a_larger_border_spares_the_one_at_256() -> None:
+    names = [p.name for p in default_prompts(encode, Reach((512,)))]
+    assert names[-2:] == ["decode over window 512", "past window 512"] and "past position 256" not in names
+    assert "decode over position 256" not in names
 
 
 def test_default_prompts_are_various() -> None:
@@ -131,3 +138,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "q.txt").write_text("x\n")
     with pytest.raises(ConfigError, match="at least one token"):
         read_prompts(tmp_path / "q.txt", lambda text: [])
+
+
+def test_ids_beyond_the_vocabulary_are_refused() -> None:
+    check_ids([Prompt("fits", (1, 319))], 320)
+    with pytest.raises(ConfigError, match=r"prompt odd: got 320, expected ids below 320"):
+        check_ids([Prompt("fits", (1, 2)), Prompt("odd", (1, 320))], 320)

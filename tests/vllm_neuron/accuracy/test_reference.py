@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
 from reference_models.gemma3.factory import Gemma3ForCausalLM
 from reference_models.llama3.factory import LlamaForCausalLM
@@ -16,7 +16,11 @@ from vllm_neuron.accuracy import reference
 from vllm_neuron.accuracy.golden import GoldenCache
 from vllm_neuron.accuracy.hf import HFReference
 from vllm_neuron.accuracy.kv_compare import compare_kv
+from vllm_neuron.accuracy.logit_validation import logit_validation
+from vllm_neuron.accuracy.prompts import default_prompts
+from vllm_neuron.accuracy.reach import Reach
 from vllm_neuron.accuracy.reference import BodyRun, HFSource
+from vllm_neuron.accuracy.results import LevelResult
 from vllm_neuron.accuracy.session_source import SessionSource
 from vllm_neuron.accuracy.sources import LogitsSource
 from vllm_neuron.accuracy.target import PackageTarget
@@ -126,3 +130,36 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
             source.score(ids, steps)
     with pytest.raises(UnsupportedError, match=r"HFSource\.dtype"):
         HFSource(folder, torch.int8)
+
+
+def tokens_of(folder: Path, source: SessionSource, tmp_path: Path, most: int = 150) -> LevelResult:
+    """Level 2 of a source with the default prompts."""
+    tokenizer, cache = AutoTokenizer.from_pretrained(folder), GoldenCache(tmp_path, 1 << 30)
+    gold, base = HFSource(folder, cache=cache), HFSource(folder, torch.bfloat16, cache=cache)
+    reach = Reach.of_config(gold.config)
+    prompts = default_prompts(lambda text: tokenizer(text)["input_ids"], reach, most_tokens=most)
+    return logit_validation(source, prompts, expected=gold, baseline=base, reach=reach)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_package_passes_the_default_prompts(folder: Path, dtype: torch.dtype, tmp_path: Path) -> None:
+    level = tokens_of(folder, package(folder, dtype, chunk=64), tmp_path)
+    assert level.passed, level.verdict
+    assert level.not_covered == ("position > 256",)
+    assert all(layer.passed for prompt in level.prompts for layer in prompt.layers)
+    if dtype == torch.float32:
+        assert level.verdict == "pass: within 1e-04 of the gold"
+
+
+def test_a_window_off_by_one_shows_where_the_window_ends(tmp_path: Path) -> None:
+    made = tmp_path / "gemma3"
+    MODELS["gemma3"].save(made)
+    save_tokenizer(made)
+    config = AutoConfig.from_pretrained(made)
+    config.sliding_window = 41
+    source = SessionSource(PackageTarget(Gemma3ForCausalLM, made, config).load(torch.float32), torch.float32)
+    level = tokens_of(made, source, tmp_path / "goldens", most=70)
+    assert level.outcome == "fail"
+    # The first query that sees one key too many is at position 40; no prompt fails before it.
+    assert {prompt.diverges_at for prompt in level.prompts if len(prompt.ids) > 40} == {40}
+    assert all(prompt.passed for prompt in level.prompts if len(prompt.ids) <= 40)
