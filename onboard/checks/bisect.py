@@ -79,7 +79,7 @@ def bisect(request: Request, say: Say) -> Bisection:
 
 
 def _prompts(request: Request, subject: Subject) -> list[tuple[int, ...]]:
-    from vllm_neuron.accuracy.prompts import default_prompts, read_prompts
+    from vllm_neuron.accuracy.prompts import check_ids, default_prompts, read_prompts
     from vllm_neuron.accuracy.reach import Reach
 
     tokenizer: Any = subject.tokenizer()
@@ -91,15 +91,14 @@ def _prompts(request: Request, subject: Subject) -> list[tuple[int, ...]]:
     room = min(request.max_length, subject.max_length or request.max_length)
     if request.prompts is None:
         made = default_prompts(encode, Reach.of_config(subject.config), most_tokens=room)
+        check_ids(made, subject.vocab_size)
         longest = max(made, key=lambda prompt: len(prompt.ids))
         return [longest.ids, *(prompt.ids for prompt in made if prompt.name == MATE and prompt is not longest)]
     found = read_prompts(request.prompts, encode)
+    check_ids(found, subject.vocab_size)
     for prompt in found:
         if len(prompt.ids) > room:
             raise ConfigError(
                 f"--prompts {prompt.name}", f"{len(prompt.ids)} tokens", f"at most {room}", "Raise --max-length."
             )
-        unknown = next((token for token in prompt.ids if not 0 <= token < subject.vocab_size), None)
-        if unknown is not None:
-            raise ConfigError(f"--prompts {prompt.name}", unknown, f"ids below {subject.vocab_size}")
     return [prompt.ids for prompt in found]

@@ -114,7 +114,7 @@ def _options(request: Request, subject: Subject, tokenizer: Any) -> Options:
 
 
 def _prompts(request: Request, subject: Subject, tokenizer: Any) -> list[Prompt]:
-    from vllm_neuron.accuracy.prompts import default_prompts, read_prompts
+    from vllm_neuron.accuracy.prompts import check_ids, default_prompts, read_prompts
     from vllm_neuron.accuracy.reach import Reach
 
     def encode(text: str) -> list[int]:
@@ -123,8 +123,10 @@ def _prompts(request: Request, subject: Subject, tokenizer: Any) -> list[Prompt]
 
     if request.prompts is None:
         most = min(DEFAULT_PROMPT, _room(request, subject))
-        return default_prompts(encode, Reach.of_config(subject.config), most_tokens=most)
-    prompts = read_prompts(request.prompts, encode)
+        prompts = default_prompts(encode, Reach.of_config(subject.config), most_tokens=most)
+    else:
+        prompts = read_prompts(request.prompts, encode)
+    check_ids(prompts, subject.vocab_size)
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     room = _room(request, subject)
     if len(longest.ids) > room:

@@ -157,6 +157,8 @@ def _check(request: Request) -> None:
     ):
         if given is not None and level not in request.levels:
             raise typer.BadParameter(f"it needs level {level}", param_hint=name)
+    if request.tasks == []:
+        raise typer.BadParameter("it names no task", param_hint="--tasks")
     if request.reference == "bf16" and 1 not in request.levels:
         raise typer.BadParameter("it needs level 1", param_hint="--reference bf16")
     if request.server is not None and request.dtype == "float32":

@@ -110,6 +110,8 @@ def test_a_checkpoint_that_is_none(capsys, tmp_path, folder):
     [
         (["--prompts", "empty.txt"], Exit.BAD_INPUT, "at least one prompt"),
         (["--prompts", "long.txt", "--max-length", "64"], Exit.BAD_INPUT, "at most 64"),
+        (["--prompts", "alien.jsonl"], Exit.BAD_INPUT, "got 320, expected ids below 320"),
+        (["--tasks", ","], Exit.USAGE, "names no task"),
         (["--thresholds", "limits.toml"], Exit.BAD_INPUT, "min_score"),
         (["--thresholds", "none.toml"], Exit.BAD_INPUT, "can be read"),
         (["--package", "nowhere"], Exit.BAD_INPUT, "PACKAGE"),
@@ -128,6 +130,7 @@ def test_refusals_come_early(arguments, code, message, capsys, folder, tmp_path,
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").write_text("\n")
     Path("long.txt").write_text("the quick brown fox " * 40)
+    Path("alien.jsonl").write_text('{"ids": [1, 320]}\n')
     Path("limits.toml").write_text("[tasks.plain_facts]\nmin_scores = 0.5\n")
     found, text = refused(capsys, folder, *arguments)
     assert found == code and message in text and "Traceback" not in text
