@@ -18,6 +18,7 @@ from onboard.cli.exits import Exit
 from onboard.cli.main import run
 from onboard.report import kernels_markdown
 from onboard.report.kernels_rows import lines
+from reference_models.llama3 import model as llama3
 from tests.support.hf import MODELS
 from vllm_neuron.nki.backend import CORES_VARIABLE
 from vllm_neuron.step import Phase
@@ -185,3 +186,13 @@ def test_an_architecture_without_a_package_says_how_to_name_one(
     assert run(["kernels", str(tmp_path)]) == Exit.BAD_INPUT
     assert "MysteryForCausalLM" in (said := capsys.readouterr().err) and "--package" in said
     assert run(["kernels", str(tmp_path), "--package", "reference_models.llama3", *OPTIONS]) == Exit.OK
+
+
+def test_a_package_of_a_folder(folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = Path(llama3.__file__).parent
+    target = tmp_path / "src" / "tiny_llama"
+    target.mkdir(parents=True)
+    for path in source.glob("*.py"):
+        (target / path.name).write_text(path.read_text().replace("reference_models.llama3", "tiny_llama"))
+    assert run(["kernels", folders["llama"], "--package", str(tmp_path), *OPTIONS, "--format", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["package"] == "tiny_llama"
