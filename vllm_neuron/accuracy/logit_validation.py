@@ -104,10 +104,11 @@ def logit_validation(
     began = time.monotonic()
     if not prompts:
         return LevelResult(verdict="refused: there are no prompts", level=2)
+    usable = [prompt.ids for prompt in prompts if _refusal(target, prompt, expected, baseline) is None]
     for source in (expected, baseline):
         prepare = getattr(source, "prepare", None)
-        if prepare is not None:
-            prepare([prompt.ids for prompt in prompts])
+        if prepare is not None and usable:
+            prepare(usable)
     done: list[Validated] = []
     place: Place | None = None
     for prompt in prompts:
@@ -159,13 +160,7 @@ def _validate(
     text: Callable[[int], str] | None,
 ) -> Validated:
     empty = PromptResult(verdict="not run", name=prompt.name, ids=prompt.ids, steps=prompt.steps)
-    exact = target.dtype == "float32"
-    refusal = (
-        check_prompt(prompt.ids, prompt.steps, expected.vocab_size)
-        or check_vocabulary(expected.vocab_size, target.vocab_size)
-        or check_tokenizers(expected.tokenizer_id, target.tokenizer_id)
-        or _check_reference(expected, baseline, exact)
-    )
+    refusal = _refusal(target, prompt, expected, baseline)
     if refusal is not None:
         return Validated(replace(empty, verdict=refusal.verdict, notes=refusal.notes))
     try:
@@ -176,11 +171,24 @@ def _validate(
     if refusal is not None:
         notes = (*refusal.notes, *scored.notes)
         return Validated(replace(empty, verdict=refusal.verdict, seen_ids=tuple(scored.seen_ids), notes=notes))
+    exact = target.dtype == "float32"
     gold = expected.score(prompt.ids, prompt.steps)
     base = None if baseline is None else baseline.score(prompt.ids, prompt.steps)
     rows = TokenRows(prompt.ids, prompt.steps, dtype=_dtype(target, baseline), exact=exact, limits=limits, text=text)
     _take(rows, scored, gold, base, expected.vocab_size)
     return _result(empty, rows, scored, gold, base, exact, limits, target)
+
+
+def _refusal(
+    target: LogitsSource, prompt: Prompt, expected: LogitsSource, baseline: LogitsSource | None
+) -> Refusal | None:
+    """Why nobody has to run anything."""
+    return (
+        check_prompt(prompt.ids, prompt.steps, expected.vocab_size)
+        or check_vocabulary(expected.vocab_size, target.vocab_size)
+        or check_tokenizers(expected.tokenizer_id, target.tokenizer_id)
+        or _check_reference(expected, baseline, target.dtype == "float32")
+    )
 
 
 def _check_reference(expected: LogitsSource, baseline: LogitsSource | None, exact: bool) -> Refusal | None:
@@ -241,6 +249,8 @@ def _result(
         logits = judge(
             [rows.tally], name=empty.name, shape=shape, dtype=label, limits=limits.comparison, noise_limit=noise
         )
+    if logits is not None and logits.outcome == "refused":
+        return Validated(replace(empty, verdict=logits.verdict, seen_ids=tuple(scored.seen_ids), logits=logits))
     stretches = rows.stretches()
     failing = [row.position for row in made if not row.passed] or [each.start for each in stretches]
     result = replace(
@@ -252,7 +262,7 @@ def _result(
         layers=kv,
         diverges_at=failing[0] if failing else None,
         scatter=tuple(rows.scatter),
-        notes=(*_notes(rows, made, scored, gold), *kv_notes),
+        notes=(*_notes(rows, made, scored, gold), *_chance(logits, noise, len(logs)), *kv_notes),
         partial=scored.partial,
     )
     return Validated(result, rows.tally if logits is not None and logits.target else None, tuple(logs))
@@ -280,8 +290,6 @@ def _verdict(
 ) -> str:
     if logits is None:
         return "not run: the target gave no logits"
-    if logits.outcome == "refused":
-        return logits.verdict
     bad = [row for row in rows if not row.passed]
     if bad:
         why = bad[0].verdict.removeprefix("fail: ")
@@ -319,6 +327,16 @@ def _notes(rows: TokenRows, made: Sequence[TokenRow], scored: Scored, gold: Scor
     if scored.partial:
         notes.append(f"partial: {len(made)} of {len(rows.ids)} positions were seen")
     return tuple(notes)
+
+
+def _chance(found: ThreeWay | None, noise: float | None, positions: int) -> tuple[str, ...]:
+    """Said when only the number of positions lets a comparison pass."""
+    if found is None or noise is None or not found.passed or found.bc >= found.bc_limit or found.rms_ratio <= 1:
+        return ()
+    return (
+        f"the pooled error is {found.rms_ratio:.3g} times the baseline's (Bhattacharyya {found.bc:.3f}): chance "
+        f"explains up to {noise:.3g} for {positions} positions",
+    )
 
 
 def _pooled(done: Sequence[Validated], limits: TokenLimits) -> ThreeWay | None:
