@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,26 @@ def explain_mlp(scene: Scene) -> Part:
     part = _widened(scene, events)
     if part is not None or len(down) != 1:
         return part or UNKNOWN
-    return _narrowed(scene, events, down[0]) or _summed(scene, "mlp", "activation")
+    part = _narrowed(scene, events, down[0]) or _summed(scene, "mlp", "activation")
+    if part.name == "activation" and _swapped(scene, events):
+        return Part("gate_up", "gate and up are taken for one another: swapped, they give the reference", part.row)
+    return part
+
+
+def _swapped(scene: Scene, events: Sequence[Sequence[Event]]) -> bool:
+    """The block's own weights give the reference when gate and up change places."""
+
+    def other(event: Event) -> Tensor:
+        args = dict(event.args)
+        for name in ("gate_up_HF", "gate_up_bias_F"):
+            if args[name] is not None:
+                args[name] = args[name].roll(args[name].shape[-1] // 2, -1)
+        return NF.mlp.reference(**args)
+
+    if not all(event.args["gated"] and isinstance(event.args["gate_up_HF"], Tensor) for run in events for event in run):
+        return False
+    finding = scene.compare(_total(scene, events, other), scene.theirs(lambda inside: inside.output), "swapped")
+    return finding is not None and finding.ok
 
 
 def _linear(x: Tensor, matrix: NF.Matrix, bias: Tensor | None) -> Tensor:
@@ -78,12 +97,18 @@ def _narrowed(scene: Scene, events: Sequence[Sequence[Event]], down: str) -> Par
     return Part("down", f"the down projection of the reference's product differs: {finding.words}", finding.row)
 
 
-def _summed(scene: Scene, op: str, otherwise: str) -> Part:
-    """The sum of the ranks' parts, then what the block makes of it."""
-    total = scene.rows(scene.events(op), lambda event: event.result, join="sum")
+def _total(scene: Scene, events: Sequence[Sequence[Event]], pick: Callable[[Event], Tensor]) -> Tensor | None:
+    """The sum of the ranks' parts, with the bias that is added behind it."""
+    total = scene.rows(events, pick, join="sum")
     down = getattr(scene.module, "down", None)
     if total is not None and len(scene.modules) > 1 and down is not None and down.bias is not None:
         total = total + down.bias.float()
+    return total
+
+
+def _summed(scene: Scene, op: str, otherwise: str) -> Part:
+    """The sum of the ranks' parts, then what the block makes of it."""
+    total = _total(scene, scene.events(op), lambda event: event.result)
     finding = scene.compare(total, scene.theirs(lambda inside: inside.output), "sum of the ranks")
     if finding is None:
         return UNKNOWN

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+import torch
 
 from tests.vllm_neuron.accuracy.faults.attention_faults import attention_faults
 from tests.vllm_neuron.accuracy.faults.block_faults import block_faults
-from tests.vllm_neuron.accuracy.faults.fault import Fault
+from tests.vllm_neuron.accuracy.faults.fault import Fault, Where
+from tests.vllm_neuron.accuracy.faults.models import Planted, subject
+from tests.vllm_neuron.accuracy.faults.plant import rewritten
+from vllm_neuron.accuracy.bisect import bisect
+from vllm_neuron.model.loading.plan import Source
 
 FAULTS = [*attention_faults(), *block_faults()]
 # Those that only show after everything else has passed take longest; `make sweep` runs them all.
@@ -32,6 +40,21 @@ def test_fault_is_found_where_it_is(fault: Fault) -> None:
     assert fault.where.met(found.place), f"{found.place.words()} for {fault.where.words()}: {found.place.evidence}"
     # What shows in float32 is found there; what shows in bfloat16 alone has passed in float32.
     assert (fault.where.dtype == "bfloat16") == (len(found.levels) == 2)
+
+
+def test_gate_and_up_swapped_in_the_table_of_weights() -> None:
+    path = "layers.1.mlp.gate_up"
+
+    class UpFirst(Planted):
+        def sources(self, model: Any) -> dict[str, Source]:
+            found = super().sources(model)
+            source = found[f"{path}.weight"]
+            return found | {f"{path}.weight": replace(source, keys=source.keys[::-1])}
+
+    made = subject("llama")
+    target = UpFirst(made, rewritten(path, lambda weight: torch.cat(weight.chunk(2)[::-1])))
+    found = bisect(target, made.reference, made.prompts, dtypes=("float32",))
+    assert Where(1, "mlp", "gate_up").met(found.place), found.verdict
 
 
 def test_the_matrix_is_large_enough() -> None:
