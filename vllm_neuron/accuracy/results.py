@@ -107,7 +107,8 @@ class ThreeWay(_Judged):
         shape, dtype: of the target; shape is empty when several tensors were pooled.
         target: target minus expected. baseline: baseline minus expected. between: target minus baseline. None when
             there was nothing to measure (shapes differ, values that are not finite).
-        bc: Bhattacharyya coefficient of the two error distributions, 0 to 1; bc_limit: what it had to reach.
+        bc: Bhattacharyya coefficient of the two error distributions, 0 to 1; bc_limit: what it had to reach, 0 when the
+            error is within rtol and that decides.
         rms_ratio, linf_ratio, l2_ratio: error of the target over that of the baseline, after the floor.
         worst: the worst element; None when there was nothing to measure.
     """

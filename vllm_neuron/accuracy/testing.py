@@ -204,7 +204,7 @@ def judge(
         baseline=_stats(tally, "baseline"),
         between=_stats(tally, "between"),
         bc=overlap.bc,
-        bc_limit=overlap.limit,
+        bc_limit=0.0 if _by_rtol(tally) else overlap.limit,
         rms_ratio=tally.rms_ratio,
         linf_ratio=linf,
         # Over the same elements the ratio of the norms is that of the root mean squares.
@@ -224,9 +224,13 @@ def _verdict(tally: Tally, overlap: Overlap, linf: float, l2: float, limits: Lim
     if not overlap.alike and rms > noise:
         bc = f"Bhattacharyya {overlap.bc:.3f}, limit {overlap.limit:.3f}"
         return f"fail: error {rms:.3g} times that of {what} and distributed otherwise ({bc}){_offset(tally)}"
-    if tally.rtol is not None and tally.rms("target") <= tally.rtol * tally.rms("gold"):
+    if _by_rtol(tally):
         return f"pass: within {tally.rtol:.0e} of the gold"
     return EXPLAINED if what == "BF16" else f"pass: what {what} explains"
+
+
+def _by_rtol(tally: Tally) -> bool:
+    return tally.rtol is not None and tally.rms("target") <= tally.rtol * tally.rms("gold")
 
 
 def _offset(tally: Tally) -> str:
