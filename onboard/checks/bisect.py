@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onboard.checks.subject import Subject, find_subject
-from onboard.errors import RunError
-from vllm_neuron.errors import ConfigError, NeuronError
+from onboard.checks.subject import Subject, find_subject, running
+from vllm_neuron.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -53,29 +52,20 @@ def bisect(request: Request, say: Say) -> Bisection:
     subject = find_subject(request.model, request.package)
     prompts = _prompts(request, subject)
     from onboard.probe.reference import quiet
-    from onboard.prove.package import place
-    from onboard.prove.subject import RAISED
     from vllm_neuron.accuracy.bisect import bisect as search
     from vllm_neuron.accuracy.hf import HFReference
 
     def reference(dtype: torch.dtype) -> HFReference:
         return HFReference.load(subject.folder, dtype)
 
-    with quiet():
-        try:
-            return search(
-                subject.target(),
-                reference,
-                prompts,
-                dtypes=request.dtypes,
-                progress=lambda what: say(what, 0, 1),
-            )
-        except NeuronError:
-            raise
-        except RAISED as error:
-            words = f"{type(error).__name__}: {error}{place(error, None)}"
-            action = "Mend it; `onboard verify` runs the package on tiny checkpoints."
-            raise RunError(f"package {subject.package}", words, "a run to its end", action) from error
+    with quiet(), running(subject.package):
+        return search(
+            subject.target(),
+            reference,
+            prompts,
+            dtypes=request.dtypes,
+            progress=lambda what: say(what, 0, 1),
+        )
 
 
 def _prompts(request: Request, subject: Subject) -> list[tuple[int, ...]]:

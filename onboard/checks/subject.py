@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_neuron.errors import CheckpointError, ConfigError, nearest
+from onboard.errors import RunError
+from vllm_neuron.errors import CheckpointError, ConfigError, NeuronError, nearest
 
 if TYPE_CHECKING:
     from vllm_neuron.accuracy.target import PackageTarget
@@ -94,6 +97,26 @@ def find_subject(model: str, package: str | None, *, needed: bool = True) -> Sub
         return Subject(folder, config, "", None)
     factory = resolve(architectures[0])
     return Subject(folder, config, find(architectures[0]).value.partition(":")[0].removesuffix(".factory"), factory)
+
+
+@contextmanager
+def running(package: str) -> Iterator[None]:
+    """What the package's own code raises becomes one line that names the place.
+
+    Raises:
+        RunError: an exception that is none of the project's.
+    """
+    from onboard.prove.package import place
+    from onboard.prove.subject import RAISED
+
+    try:
+        yield
+    except NeuronError:
+        raise
+    except RAISED as error:
+        words = f"{type(error).__name__}: {error}{place(error, None)}"
+        action = "Mend it; `onboard verify` runs the package on tiny checkpoints."
+        raise RunError(f"package {package}", words, "a run to its end", action) from error
 
 
 def checkpoint_folder(model: str) -> Path:

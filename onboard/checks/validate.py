@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from onboard.checks.subject import Subject, checkpoint_folder, find_subject
+from onboard.checks.subject import Subject, checkpoint_folder, find_subject, running
 from onboard.errors import RunError
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError
@@ -64,7 +64,8 @@ def validate(request: Request, say: Say) -> Report:
 
     Raises:
         CheckpointError, ConfigError, UnsupportedError: an input that can't be used.
-        RunError: the plugin is not active in this process, or the server does not answer.
+        RunError: the plugin is not active in this process, the server does not answer, or the package's own code stops
+            with an exception.
     """
     checkpoint_folder(request.model)
     # Read once, when torch is loaded. References and engine take turns on the same cores, often beside other programs.
@@ -82,7 +83,7 @@ def validate(request: Request, say: Say) -> Report:
     from onboard.probe.reference import quiet
 
     opened, max_length = _source(request, subject, tokenizer, options)
-    with quiet():
+    with quiet(), running(subject.package):
         return api.run(
             subject.folder,
             opened,

@@ -15,6 +15,7 @@ import pytest
 
 from onboard.cli.exits import Exit
 from onboard.cli.main import run
+from tests.onboard.prove.conftest import write_package
 from tests.support.hf import MODELS
 from tests.support.tokenizer import save_tokenizer
 from vllm_neuron.accuracy.results import Report
@@ -103,6 +104,17 @@ def test_a_checkpoint_that_is_none(capsys, tmp_path, folder):
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     code, text = refused(capsys, tmp_path)
     assert code == Exit.BAD_INPUT and "safetensors" in text
+
+
+def test_code_of_a_package_that_stops_is_named(capsys, tmp_path):
+    tiny = MODELS["llama"]
+    tiny.save(tmp_path / "tiny")
+    save_tokenizer(tmp_path / "tiny")
+    last = "return x_TH + self.mlp(self.mlp_norm(x_TH))"
+    package = write_package(tmp_path / "p", "llama3", ("model.py", last, "return x_TH + self.mlp(x_TH[:, 1:])"))
+    code, text = refused(capsys, tmp_path / "tiny", "--package", package, "--level", "3")
+    assert code == Exit.FAILED and "error: package copy_of_llama3" in text
+    assert "RuntimeError" in text and "Traceback" not in text
 
 
 @pytest.mark.parametrize(
