@@ -32,6 +32,20 @@ def function_of(kernel: Any) -> Callable[..., Any]:
     raise TypeError(f"wrap_nki: got {kernel!r}, expected a function, or what @nki.jit makes of one")
 
 
+def check_outputs(kernel: str, outputs: Any, names: Sequence[str]) -> None:
+    """Whether ``outputs`` can be called with a kernel's arguments by name.
+
+    Raises:
+        TypeError: it is no function, or one with other parameters.
+    """
+    if not callable(outputs):
+        raise TypeError(f"kernel {kernel}: outputs is {outputs!r}, expected a function of {', '.join(names)}")
+    try:
+        inspect.signature(outputs).bind(**dict.fromkeys(names))
+    except TypeError as error:
+        raise TypeError(f"kernel {kernel}: outputs is called with {', '.join(names)} by name: {error}") from error
+
+
 class Parameters:
     """Names and defaults of a kernel's parameters.
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_neuron.errors import KernelError
+from vllm_neuron.errors import KernelError, NeuronError
 from vllm_neuron.nki import backend
 from vllm_neuron.nki.api import nl
 from vllm_neuron.nki.convert import NAMES, Array, to_numpy, to_torch
@@ -35,21 +35,21 @@ def watching(watcher: Watcher) -> Iterator[None]:
         watchers.remove(watcher)
 
 
-# What the body of a kernel may raise.
-FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    BufferError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
+class _Body:
+    """Whatever a kernel's body raises, of whichever class, leaves as the error that names its own line."""
+
+    def __init__(self, wrapped: WrappedKernel) -> None:
+        self.wrapped = wrapped
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        if isinstance(error, KernelError):
+            if "read-only" in str(error.value):
+                raise _undeclared(self.wrapped, error.where) from error
+        elif isinstance(error, Exception) and not isinstance(error, NeuronError):
+            raise _failure(self.wrapped, error) from error
 
 
 def run(wrapped: WrappedKernel, grid: int, bound: Mapping[str, Any]) -> Any:
@@ -62,14 +62,8 @@ def run(wrapped: WrappedKernel, grid: int, bound: Mapping[str, Any]) -> Any:
     arrays: dict[str, Any] = {}
     for name, value in bound.items():
         arrays[name] = _argument(wrapped, name, value)
-    try:
+    with _Body(wrapped):
         found = backend.run_on_host(wrapped.kernel, grid, arrays)
-    except KernelError as error:
-        if "read-only" in str(error.value):
-            raise _undeclared(wrapped, error.where) from error
-        raise
-    except FAILURES as error:
-        raise _failure(wrapped, error) from error
     return _results(wrapped, found, arrays, bound)
 
 
@@ -123,6 +117,10 @@ def _result(
     owner = _owner(array, arrays)
     if owner is not None and owner not in wrapped.mutates:
         raise wrapped.error(place, f"its argument {owner}", "a tensor of its own", f"Declare mutates=({owner!r},).")
+    returned = said if isinstance(said, str) else owner
+    if returned is not None and array.shape != arrays[returned].shape:
+        whole = f"{returned} whole, of shape {arrays[returned].shape}"
+        raise wrapped.error(place, f"a view of {returned}, of shape {array.shape}", whole)
     if isinstance(said, str):
         if owner is None:
             # A simulator may work on copies of its arguments: what it returns for one is written back.

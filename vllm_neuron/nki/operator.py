@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import inspect
 import marshal
+import math
 import operator
 import sys
 from collections.abc import Callable, Sequence
@@ -106,14 +107,32 @@ def _plain(wrapped: WrappedKernel, name: str, value: Any) -> str:
 
 def _literal(wrapped: WrappedKernel, name: str, value: Any) -> str:
     """A plain value as Python's own text of it."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | str):
         return repr(value)
+    if isinstance(value, int | float):
+        return _number(wrapped, name, value)
     if isinstance(value, tuple | list):
         return "(" + "".join([_literal(wrapped, name, one) + "," for one in value]) + ")"
     wrapped.refuse(
         name, type(value).__name__, "a tensor, number, text, dtype, enum, None, or a tuple of those, in a graph"
     )
     raise AssertionError
+
+
+def _number(wrapped: WrappedKernel, name: str, value: float) -> str:
+    """A number as text that reads as the same one.
+
+    By its ratio, or as a range's end: both make a constant of what ``torch.compile`` takes for a variable once it has
+    seen a second value.
+    """
+    if value != value:
+        wrapped.refuse(name, "nan", "a number, in a graph")
+    if value == math.inf or value == -math.inf:
+        return "1e999" if value > 0 else "-1e999"
+    if isinstance(value, int):
+        return repr(range(value).stop)
+    above, below = value.as_integer_ratio()
+    return repr(above / below if above else math.copysign(0.0, value))
 
 
 def _value(kind: str, value: Any) -> Any:
@@ -141,14 +160,18 @@ def _run(key: str, text: str, grid: int, read: Sequence[Tensor], written: Sequen
     """Run the kernel; its new tensors."""
     wrapped, bound = _unpack(key, text, read, written)
     wrapped.check(bound)
+    wrapped.check_memory(bound)
     found = execute.run(wrapped, grid, bound)
     results = [] if found is None else [found] if isinstance(found, Tensor) else list(found)
     return [one for one in results if not any(one is given for given in written)]
 
 
 def _shapes(key: str, text: str, grid: int, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
-    """New tensors of the promised shapes, without running anything."""
+    """New tensors of the promised shapes, without running anything; element types are checked as in a run."""
     wrapped, bound = _unpack(key, text, read, written)
+    for name, value in bound.items():
+        if isinstance(value, Tensor):
+            wrapped.check_type(name, value)
     device = next((t.device for t in (*read, *written)), torch.device("cpu"))
     fresh = [one for one in wrapped.promised(bound) if not isinstance(one, str)]
     return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in fresh]

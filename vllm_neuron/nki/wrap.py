@@ -12,13 +12,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vllm_neuron.errors import KernelError
 from vllm_neuron.nki import backend, execute, operator, refuse
 from vllm_neuron.nki.api import nki
-from vllm_neuron.nki.bind import Parameters, function_of
+from vllm_neuron.nki.bind import Parameters, check_outputs, function_of
 from vllm_neuron.nki.convert import NAMES, names
 
 Outputs = Callable[..., Any]
@@ -40,15 +41,21 @@ class WrappedKernel:
     """
 
     def __init__(self, kernel: Any, outputs: Outputs | None, mutates: Sequence[str]) -> None:
+        if isinstance(kernel, WrappedKernel):
+            raise TypeError(f"wrap_nki: got what it made already, expected a kernel")
         function = function_of(kernel)
         self.kernel = nki.jit(kernel) if inspect.isfunction(kernel) else kernel
         self.name, self.function = function.__name__, function
         self.where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
         self.parameters = Parameters(function)
+        if isinstance(mutates, str):
+            raise TypeError(f"kernel {self.name}: mutates is {mutates!r}, expected a tuple: mutates=({mutates!r},)")
         self.outputs, self.mutates = outputs, tuple(mutates)
         for name in self.mutates:
             if name not in self.parameters.names:
                 refuse.unknown(self.name, name, self.parameters.names, "mutates names an argument that it has not,")
+        if outputs is not None:
+            check_outputs(self.name, outputs, self.parameters.names)
         self.key = operator.register(self)
         # Looked up now where it can be, since torch.compile can't import while it traces.
         self._device: Any = backend.device_caller(self.kernel) if backend.framework_loaded() else None
@@ -59,7 +66,7 @@ class WrappedKernel:
         Raises:
             KernelError: a grid that is neither 1 nor 2.
         """
-        if isinstance(grid, bool) or grid not in backend.GRIDS:
+        if isinstance(grid, bool) or not isinstance(grid, int) or grid not in backend.GRIDS:
             self.refuse("grid", grid, "1 or 2, the NeuronCores of a logical core")
         return Launch(self, grid)
 
@@ -86,10 +93,13 @@ class WrappedKernel:
         if compiling or _is_traced(bound):
             return operator.call(self, grid, bound)
         self.check(bound)
+        self.check_memory(bound)
         return execute.run(self, grid, bound)
 
     def _on_device(self, grid: int, bound: dict[str, Any]) -> Any:
         """Through the framework's own wrapper, which also traces."""
+        if not torch.compiler.is_compiling() and not _is_traced(bound):
+            self.check_memory(bound)
         if self._device is None:
             self._device = backend.device_caller(self.kernel)
         return self._device[grid](**bound)
@@ -99,23 +109,50 @@ class WrappedKernel:
 
         Raises:
             KernelError: tensors on different devices, or on one where no kernel runs; an element type that no kernel
-                takes; a tensor that is not contiguous; something else than a tensor for an argument that is written.
+                takes; a tensor that is not contiguous; an array of NumPy; something else than a tensor for an argument
+                that is written.
         """
         device: torch.device | None = None
         for name, value in bound.items():
             if not isinstance(value, Tensor):
                 if name in self.mutates and value is not None:
                     self.refuse(name, type(value).__name__, "a tensor, which the kernel writes")
+                if isinstance(value, np.ndarray):
+                    self.refuse(name, "an array of NumPy", "a torch tensor", f"Pass torch.from_numpy({name}).")
                 continue
             if device is None and backend.route(value.device.type) is None:
                 self.refuse(name, f"a tensor on {value.device}", "a tensor on a Neuron device or on the CPU")
             if device is not None and value.device != device:
                 self.refuse(name, f"a tensor on {value.device}", f"all tensors on one device, here {device}")
             device = value.device
-            if value.dtype not in NAMES:
-                self.refuse(name, str(value.dtype), f"one of {names()}", _cast_hint(name, value.dtype))
+            self.check_type(name, value)
             if not value.is_contiguous():
                 self._refuse_strided(name, value)
+
+    def check_type(self, name: str, value: Tensor) -> None:
+        """The element type of a tensor.
+
+        Raises:
+            KernelError: one that no kernel takes.
+        """
+        if value.dtype not in NAMES:
+            self.refuse(name, str(value.dtype), f"one of {names()}", _cast_hint(name, value.dtype))
+
+    def check_memory(self, bound: Mapping[str, Any]) -> None:
+        """What only tensors with memory can tell, so not while a graph is traced.
+
+        A written tensor shares no memory with another: the order of a kernel's reads and writes is the compiler's.
+
+        Raises:
+            KernelError: one that does; a tensor that is negated on reading.
+        """
+        tensors = {name: value for name, value in bound.items() if isinstance(value, Tensor)}
+        for name, value in tensors.items():
+            if value.is_neg():
+                self.refuse(name, "a lazily negated tensor", "its elements in memory", f"Pass {name}.resolve_neg().")
+            for other in self.mutates:
+                if other in tensors and other != name and _overlap(tensors[other], value):
+                    self.refuse(other, f"memory that {name} has too", "a tensor of its own, which the kernel writes")
 
     def _refuse_strided(self, name: str, value: Tensor) -> None:
         action = f"Pass {name}.contiguous() where a copy is meant."
@@ -148,12 +185,14 @@ class WrappedKernel:
         said = self.outputs(**bound)
         made: list[Promise] = []
         for one in said if isinstance(said, list) else [said]:
-            if not isinstance(one, str):
-                made.append((tuple(one[0]), one[1]))
-            elif one in self.mutates:
+            if isinstance(one, str):
+                if one not in self.mutates:
+                    self.refuse("outputs", one, f"a name in mutates={self.mutates}")
                 made.append(one)
+            elif isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], torch.dtype):
+                made.append((tuple(one[0]), one[1]))
             else:
-                self.refuse("outputs", one, f"a name in mutates={self.mutates}")
+                self.refuse("outputs", type(one).__name__, "(shape, dtype), or a list of such pairs")
         return made
 
 
@@ -185,9 +224,16 @@ def wrap_nki(kernel: Any, *, outputs: Outputs | None = None, mutates: Sequence[s
         caller's own tensor.
 
     Raises:
-        TypeError: no function in ``kernel``, one with ``*args``, or a name in ``mutates`` that it does not have.
+        TypeError: no function in ``kernel``, one with ``*args``, a name in ``mutates`` that it does not have, or
+            ``outputs`` that does not take the kernel's arguments.
     """
     return WrappedKernel(kernel, outputs, mutates)
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Two contiguous tensors on one device have bytes in common."""
+    first, second = one.data_ptr(), other.data_ptr()
+    return first < second + other.nbytes and second < first + one.nbytes
 
 
 def _is_traced(bound: Mapping[str, Any]) -> bool:

@@ -55,6 +55,28 @@ def silent_kernel(x: Any) -> None:
     _copied(x, 1.0)
 
 
+@nki.jit
+def part_kernel(cache: Any, x: Any) -> Any:
+    nisa.dma_copy(dst=cache, src=x)
+    return cache[0:1, :]
+
+
+@nki.jit
+def private_kernel(x: Any) -> Any:
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.hbm)
+    nisa.dma_copy(dst=out, src=x)
+    return out
+
+
+class Odd(Exception):
+    """Of no class that Python has."""
+
+
+@nki.jit
+def odd_kernel(x: Any) -> Any:
+    raise Odd("no")
+
+
 def like_x(x: Tensor, factor: float, dtype: torch.dtype | None) -> Any:
     return x.shape, dtype or x.dtype
 
@@ -143,6 +165,7 @@ def call(wrapped: WrappedKernel, *args: Any, grid: Any = 1, **kwargs: Any) -> An
 
 
 X = torch.ones(2, 4)
+ROWS = torch.ones(3, 4)
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "unknown argument": (call(scale, X, fctor=1.0), TypeError, "kernel scale_kernel: .*'fctor'.*'factor'"),
     "missing argument": (call(store, X), TypeError, "kernel store_kernel: argument 'x' is missing"),
@@ -150,6 +173,27 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "too many": (call(scale, X, 1.0, None, 3), TypeError, "got 4 positional"),
     "grid": (call(scale, X, grid=3), KernelError, "scale_kernel: grid: got 3, expected 1 or 2.*test_wrap.py:"),
     "grid of another type": (call(scale, X, grid=True), KernelError, "grid: got True"),
+    "grid of a float": (call(scale, X, grid=1.0), KernelError, "grid: got 1.0"),
+    "array of NumPy": (call(scale, X.numpy()), KernelError, "scale_kernel: x: got 'an array of NumPy'.*from_numpy"),
+    "negated on reading": (call(scale, torch._neg_view(X)), KernelError, "scale_kernel: x: .*resolve_neg"),
+    "dtype in a dry run": (call(scale, X.long().to("meta")), KernelError, "scale_kernel: x: got 'torch.int64'"),
+    "memory of another": (call(store, ROWS[:2], ROWS[1:]), KernelError, "store_kernel: cache: got 'memory that x has"),
+    "view of an argument returned": (
+        call(wrap_nki(part_kernel, mutates=("cache",)), torch.zeros(2, 4), X),
+        KernelError,
+        r"part_kernel: return\[0\]: got 'a view of cache, of shape \(1, 4\)', expected cache whole",
+    ),
+    "private memory returned": (call(wrap_nki(private_kernel), X), KernelError, "private_kernel: .*nl.shared_hbm"),
+    "an exception of its own": (
+        call(wrap_nki(odd_kernel), X, grid=2),
+        KernelError,
+        r"odd_kernel: body: got 'Odd: no', .*test_wrap.py:\d+",
+    ),
+    "promise of no pair": (
+        call(wrap_nki(scale_kernel, outputs=lambda x, factor, dtype: x.shape), X),
+        KernelError,
+        r"scale_kernel: outputs: got 'Size', expected \(shape, dtype\)",
+    ),
     "dtype": (call(scale, X.long()), KernelError, "scale_kernel: x: got 'torch.int64'.*int32"),
     "strided": (call(scale, X.t()), KernelError, r"x: got 'shape \(4, 2\), stride \(1, 4\)', expected a contiguous"),
     "strided and written": (call(store, X.t(), X), KernelError, r"cache: .*stride \(1, 4\).*would be lost"),
@@ -216,7 +260,16 @@ def test_errors_reach_through_a_compiled_graph() -> None:
 wrap_less = wrap_nki(scale_kernel)
 
 
-@pytest.mark.parametrize("value", [3, "text", lambda *args: None, lambda **options: None])
+@pytest.mark.parametrize("values", [(1.5, 2.5, 0.1, float("inf")), (1, 2, -3)])
+def test_numbers_that_change_between_calls_of_a_graph(values: tuple[float, ...]) -> None:
+    """torch.compile takes a number for a variable once it has seen two values of it."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, factor: scale(x, factor), fullgraph=True, backend="aot_eager")
+    for value in values:
+        assert torch.equal(compiled(X, value), X * value)
+
+
+@pytest.mark.parametrize("value", [3, "text", scale, lambda *args: None, lambda **options: None])
 def test_what_is_no_kernel_is_refused(value: Any) -> None:
     with pytest.raises(TypeError):
         wrap_nki(value)
@@ -225,3 +278,11 @@ def test_what_is_no_kernel_is_refused(value: Any) -> None:
 def test_mutates_names_an_argument() -> None:
     with pytest.raises(TypeError, match=r"'cash'.*Did you mean 'cache'"):
         wrap_nki(store_kernel, mutates=("cash",))
+    with pytest.raises(TypeError, match=r"store_kernel: mutates is 'x', expected a tuple"):
+        wrap_nki(store_kernel, mutates="x")
+
+
+@pytest.mark.parametrize("outputs", [lambda x: x, 3])
+def test_outputs_takes_the_kernels_arguments(outputs: Any) -> None:
+    with pytest.raises(TypeError, match=r"kernel scale_kernel: outputs is .*x, factor, dtype"):
+        wrap_nki(scale_kernel, outputs=outputs)

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,18 +21,6 @@ from vllm_neuron.nki.standin.objects import NKIObject
 from vllm_neuron.nki.standin.rendezvous import Aborted, Launch
 from vllm_neuron.nki.standin.tensor import Tensor
 
-# What Python code in a kernel raises; KeyboardInterrupt and the like pass through.
-_PYTHON_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NameError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 _PLAIN = frozenset((int, float, bool, str, type(None)))
 
 
@@ -134,27 +123,34 @@ def launch(kernel: Kernel, grid: int | None, args: tuple[Any, ...], kwargs: dict
     return outputs
 
 
+class _Body:
+    """What Python code in a kernel raises, of whichever class, leaves as an error that names the kernel's own line.
+
+    ``KeyboardInterrupt`` and the like pass through.
+    """
+
+    def __init__(self, kernel: str) -> None:
+        self.kernel = kernel
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if isinstance(error, Exception) and not isinstance(error, NeuronError | Aborted):
+            said = f"{type(error).__name__}: {error}"
+            raise KernelError(self.kernel, "body", said, "no Python error", line_of(traceback), STANDIN) from error
+
+
 def _program(kernel: Kernel, core: Core, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Run the function as one program in this thread."""
     local.core = core
     failed = True
     try:
         # Overflow to infinity and NaN from NaN are what engines do; NumPy would warn of each.
-        with np.errstate(all="ignore"):
+        with _Body(core.kernel), np.errstate(all="ignore"):
             result = kernel.function(*args, **kwargs)
         failed = False
         return result
-    except (NeuronError, Aborted):
-        raise
-    except _PYTHON_ERRORS as error:
-        raise KernelError(
-            core.kernel,
-            "body",
-            f"{type(error).__name__}: {error}",
-            "no Python error",
-            line_of(error.__traceback__),
-            STANDIN,
-        ) from error
     finally:
         local.core = None
         core.launch.end(core.program, failed)
@@ -250,8 +246,8 @@ def _result(value: Any, kernel: Kernel, core: Core) -> Any:
     if value is None:
         _refuse(kernel, "return", None, "the tensors that the kernel allocated in nl.shared_hbm, or its mutated inputs")
     if isinstance(value, Tensor):
-        if value.place != "hbm":
-            _refuse(kernel, "return", repr(value), "a tensor in hbm")
+        if value.storage.region is not MemoryRegion.shared_hbm:
+            _refuse(kernel, "return", repr(value), "a tensor in nl.shared_hbm")
         state = value.written()
         if state is not True:
             missing = value.size if state is False else int((~state).sum())

@@ -104,7 +104,7 @@ def test_arrays_that_no_kernel_takes(array, message):
 def test_a_kernel_that_returns_nothing_or_a_tile():
     with pytest.raises(KernelError, match=r"return: got None.*shared_hbm"):
         run(lambda a: None, normal(2, 2))
-    with pytest.raises(KernelError, match=r"return.*sbuf.*in hbm"):
+    with pytest.raises(KernelError, match=r"return.*sbuf.*in nl.shared_hbm"):
         run(lambda a: tile(a), normal(2, 2))
 
 

@@ -119,8 +119,9 @@ def test_no_deadlock(body, message):
     assert threading.active_count() == before
 
 
-def test_an_unusual_exception_in_the_second_program_is_no_success(monkeypatch):
-    class Odd(Exception):
+@pytest.mark.parametrize("kind, message", [(Exception, "body: got 'Odd: '"), (BaseException, "program 1")])
+def test_an_unusual_exception_in_the_second_program_is_no_success(monkeypatch, kind, message):
+    class Odd(kind):
         pass
 
     def body(x):
@@ -129,7 +130,7 @@ def test_an_unusual_exception_in_the_second_program_is_no_success(monkeypatch):
         return x
 
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    with pytest.raises(KernelError, match="program 1"):
+    with pytest.raises(KernelError, match=message):
         run(body, normal(2, 4), programs=2)
 
 
