@@ -42,7 +42,7 @@ class WrappedKernel:
 
     def __init__(self, kernel: Any, outputs: Outputs | None, mutates: Sequence[str]) -> None:
         if isinstance(kernel, WrappedKernel):
-            raise TypeError(f"wrap_nki: got what it made already, expected a kernel")
+            raise TypeError("wrap_nki: got what it made already, expected a kernel")
         function = function_of(kernel)
         self.kernel = nki.jit(kernel) if inspect.isfunction(kernel) else kernel
         self.name, self.function = function.__name__, function
