@@ -12,7 +12,7 @@ from tests.vllm_neuron.accuracy.faults.attention_faults import attention_faults
 from tests.vllm_neuron.accuracy.faults.block_faults import block_faults
 from tests.vllm_neuron.accuracy.faults.fault import Fault, Where
 from tests.vllm_neuron.accuracy.faults.models import Planted, subject
-from tests.vllm_neuron.accuracy.faults.plant import rewritten
+from tests.vllm_neuron.accuracy.faults.plant import at, rewritten
 from vllm_neuron.accuracy.bisect import bisect
 from vllm_neuron.model.loading.plan import Source
 
@@ -55,6 +55,26 @@ def test_gate_and_up_swapped_in_the_table_of_weights() -> None:
     target = UpFirst(made, rewritten(path, lambda weight: torch.cat(weight.chunk(2)[::-1])))
     found = bisect(target, made.reference, made.prompts, dtypes=("float32",))
     assert Where(1, "mlp", "gate_up").met(found.place), found.verdict
+
+
+def _own_attention(module: Any) -> None:
+    """Attention without an operation of the project, and with scores that are too flat."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: Any) -> torch.Tensor:
+        heads = [x.unflatten(0, (step.rows, -1)).transpose(1, 2) for x in (q, k, v)]
+        scale, mask = 0.9 * module.scale, module.view(step).mask_BQS[:, None]
+        out = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=True)
+        return out.transpose(1, 2)
+
+    module._attend = attend
+
+
+def test_attention_in_code_of_its_own_has_no_gate() -> None:
+    made = subject("llama")
+    target = Planted(made, at("layers.1.attn", _own_attention))
+    found = bisect(target, made.reference, made.prompts, dtypes=("float32",))
+    assert Where(1, "attn", "softmax").met(found.place), found.verdict
+    assert found.place is not None and "own" in found.place.evidence
 
 
 def test_the_matrix_is_large_enough() -> None:
