@@ -135,8 +135,9 @@ class GoldenCache:
         """A hash of a checkpoint: every byte of its safetensors files, and its config.
 
         Samples would be faster and wrong for a fine-tune that moves few tensors. What is saved instead is hashing the
-        same file twice: the hash of a file is remembered with its path, size, inode and time of change, as build tools
-        do, unless it was changed within the last two seconds.
+        same file twice: the hash of a file is remembered with its path, size, inode and times of change, as build tools
+        do, unless it was changed within the last two seconds. Copying tools set the time of modification back; the
+        inode's own time of change they can't.
 
         Raises:
             CheckpointError: the folder has no safetensors files, or they can't be read.
@@ -167,14 +168,19 @@ class GoldenCache:
     def _remember(self, hashes: Mapping[str, list[Any]]) -> None:
         """Write the hashes of files; they are only a saving, so a folder that can't be written does not matter."""
         kept = {path: entry for path, entry in hashes.items() if Path(path).is_file() and entry}
+        partial: Path | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(prefix=".", suffix=_PARTIAL, dir=self.folder)
+            partial = Path(name)
             with os.fdopen(handle, "w") as file:
                 json.dump(kept, file)
-            os.replace(name, self.folder / _HASHES)
+            os.replace(partial, self.folder / _HASHES)
         except OSError:
             return
+        finally:
+            if partial is not None:
+                partial.unlink(missing_ok=True)
 
 
 def default_folder() -> Path:
@@ -194,7 +200,7 @@ def digest(content: Any) -> str:
 def _file_hash(file: Path, known: list[Any] | None) -> tuple[str, list[Any]]:
     """Hash of a file, and what to remember of it (empty while it is too new)."""
     stat = file.stat()
-    state = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
     if known and known[:-1] == state:
         return str(known[-1]), known
     with file.open("rb") as stream:

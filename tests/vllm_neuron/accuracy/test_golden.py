@@ -162,6 +162,21 @@ def test_weights_id_sees_every_byte_and_hashes_once(tmp_path: Path, monkeypatch:
     assert cache.weights_id(folder) != first
 
 
+def test_weights_rewritten_under_their_old_time_are_seen(tmp_path: Path) -> None:
+    """As `rsync --inplace -t` and `touch -r` leave a file: same size, inode and time of modification."""
+    cache = GoldenCache(tmp_path / "cache")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"weights 1")
+    (tmp_path / "config.json").write_text("{}")
+    os.utime(file, (1e9, 1e9))
+    before = cache.weights_id(tmp_path)
+    assert cache.weights_id(tmp_path) == before
+    with file.open("r+b") as stream:
+        stream.write(b"weights 2")
+    os.utime(file, (1e9, 1e9))
+    assert cache.weights_id(tmp_path) != before
+
+
 def test_a_file_that_has_just_changed_is_not_remembered(tmp_path: Path) -> None:
     cache, folder = GoldenCache(tmp_path / "cache", 1 << 20), checkpoint(tmp_path / "model")
     path = folder / "model-1.safetensors"
