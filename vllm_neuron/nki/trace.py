@@ -2,7 +2,8 @@
 
 **An estimate, not a measurement.** Each engine runs its instructions in the program's order. An instruction starts when
 its engine is free and the instructions that wrote what it reads have ended; one that overwrites a tile also waits for
-those that used it (whole tensors count, not the parts of them). All DMA of a core shares one track at the documented
+those that used it (whole tensors count, not the parts of them). Matmuls on different row tiles of the tensor engine
+overlap where the stand-in counts that they do. All DMA of a core shares one track at the documented
 bandwidth. Durations come from counted cycles and bytes and the documented clocks and bandwidth of a chip. Latency of
 DMA and semaphores, conflicts of memory banks and the reuse of addresses are left out. The cores of a logical core wait
 for each other in ``core_barrier``, which all engines pass together, and in ``sendrecv``. Open the file in Perfetto
@@ -86,6 +87,8 @@ class _Program:
         if event.engine == "sync":
             return max(self._free.values())
         start = self._free[event.engine]
+        if event.shared:
+            start -= event.shared / self._on.clock_hz[event.engine]
         for storage in event.reads:
             start = max(start, self._written.get(storage, 0.0))
         # Writes to HBM go to parts of large tensors: they don't wait for each other.
@@ -99,7 +102,7 @@ class _Program:
         end = start + duration
         if event.engine == "sync":
             self._free = dict.fromkeys(TRACKS, end)
-        self._free[event.engine] = end
+        self._free[event.engine] = max(end, self._free[event.engine])
         for storage in event.reads:
             self._used[storage] = max(self._used.get(storage, 0.0), end)
         for storage in event.writes:

@@ -36,6 +36,7 @@ class Core:
         launch: what the programs of the call share.
         events: the instructions one by one, or None.
         reads, writes: storages that the instruction at hand touched, when events are kept.
+        tiles: row tiles of the tensor engine that the matmuls before this instruction use; see ``isa.row_tiles``.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class Core:
         "reads",
         "sbuf",
         "scalar_registers",
+        "tiles",
         "vector_registers",
         "writes",
     )
@@ -64,18 +66,21 @@ class Core:
         self.events: list[Event] | None = self.counts.events if events else None
         self.reads: list[int] = []
         self.writes: list[int] = []
+        self.tiles: Any = None
         self.sbuf = Space(SBUF_BYTES)
         self.psum = Space(PSUM_BYTES, banked=True)
         self.scalar_registers: NDArray[np.float32] = np.full(PARTITIONS, np.nan, np.float32)
         self.vector_registers: NDArray[np.float32] = np.full(PARTITIONS, np.nan, np.float32)
 
-    def tick(self, engine: str, name: str, cycles: float) -> None:
-        """Count one instruction of an engine."""
+    def tick(self, engine: str, name: str, cycles: float, shared: float = 0.0) -> None:
+        """Count one instruction of an engine, without the cycles that it shares with those before it."""
         counts = self.counts
         counts.instructions[engine] += 1
-        counts.cycles[engine] += cycles
+        counts.cycles[engine] += cycles - shared
+        if engine == "tensor":
+            self.tiles = None
         if self.events is not None:
-            self.events.append(Event(engine, name, cycles, self.program, "", *self._touched()))
+            self.events.append(Event(engine, name, cycles, self.program, "", *self._touched(), shared))
 
     def move(self, name: str, source: str, target: str, size: int, pieces: int = 1) -> None:
         """Count one DMA of ``size`` bytes between buffers (``hbm`` or ``sbuf``) in contiguous pieces."""
@@ -97,6 +102,7 @@ class Core:
     def wait(self, name: str) -> None:
         """Count one synchronisation."""
         self.counts.instructions["sync"] += 1
+        self.tiles = None
         if self.events is not None:
             self.events.append(Event("sync", name, 0.0, self.program))
 

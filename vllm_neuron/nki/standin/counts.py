@@ -4,7 +4,8 @@ The cycle figures follow the public NKI documentation's estimates. An instructio
 takes one cycle an element of a partition; the vector engine does two or four elements of 16-bit tiles a cycle where the
 Trainium2 guide says so. A matmul streams its moving rows through the array: one a cycle for 16-bit and 8-bit types (a
 pair with ``perf_mode=double_row``), four cycles a row for fp32 (``FP32_PASSES``, two for a transpose). No instruction
-takes less than 64 cycles. These are estimates: queues, semaphores and the memory system are not simulated.
+takes less than 64 cycles. Matmuls that follow each other on different row tiles of the array run at the same time:
+see ``isa.row_tiles``. These are estimates: queues, semaphores and the memory system are not simulated.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Event:
     """One instruction, for the trace: engine, name, its cost, and which program of the logical core ran it.
 
     ``cost`` is in cycles of the engine, or in bytes for ``dma`` (``direction`` says which way). ``reads`` and
-    ``writes`` are serial numbers of storages.
+    ``writes`` are serial numbers of storages. ``shared``: cycles of the cost that pass while the instructions before
+    it run on other row tiles of the tensor engine.
     """
 
     engine: str
@@ -35,6 +37,7 @@ class Event:
     direction: str = ""
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
+    shared: float = 0.0
 
 
 @dataclass
@@ -50,7 +53,8 @@ class Counts:
             in the element type of the end in HBM.
         dma_pieces: contiguous runs that the DMAs moved (a partition is a run of its own); bytes / pieces is the size of
             a descriptor's element, and small ones waste bandwidth.
-        matmul_cycles: cycles of the tensor engine spent on products, at the tile rate.
+        matmul_cycles: cycles of the tensor engine spent on products, at the tile rate; those of row tiles that run
+            at the same time count once.
         transpose_cycles: cycles of the tensor engine spent on transposes.
         peak_sbuf: bytes a partition.
         peak_psum: bytes a partition.

@@ -11,6 +11,7 @@ from vllm_neuron.nki.standin.core import Core, current, fail
 from vllm_neuron.nki.standin.counts import FIXED_CYCLES, FP32_PASSES, FP32_TRANSPOSE_PASSES
 from vllm_neuron.nki.standin.dtypes import FP8
 from vllm_neuron.nki.standin.isa import operands as o
+from vllm_neuron.nki.standin.isa import row_tiles
 from vllm_neuron.nki.standin.isa.enums import engine as engines
 from vllm_neuron.nki.standin.isa.enums import get_nc_version, matmul_perf_mode, nc_version
 from vllm_neuron.nki.standin.memory import PSUM_BANK_BYTES
@@ -45,8 +46,8 @@ def nc_matmul(
             the tensor was allocated and adds to the others.
         is_transpose: ``moving`` is an identity: an exact transpose of ``stationary`` in its own type.
         perf_mode: ``double_row``: operands ``[K, 2, free]`` in fp8, the product runs over K and the pair.
-        tile_position, tile_size: (row, column) start and size of the part of the array; the cycles are counted as if
-            nothing else ran on other parts.
+        tile_position, tile_size: (row, column) start and size of the part of the array; matmuls in a row on different
+            row tiles share cycles, see ``isa.row_tiles``. Column tiles are counted as if nothing else ran.
     """
     core = current("nc_matmul")
     s = o.source(stationary, "nc_matmul.stationary", o.SBUF)
@@ -54,8 +55,10 @@ def nc_matmul(
     t = o.target(dst, "nc_matmul.dst", o.PSUM)
     double = perf_mode is matmul_perf_mode.double_row
     rows, columns = _check(s, m, t, double, is_transpose)
+    tile = None
     if tile_position or tile_size:
         _check_tiling(tile_position, tile_size, s.shape[0], rows)
+        tile = row_tiles.tile(tile_position, tile_size, s, m, t)
     left, right = s.array, m.array
     if double:
         left = left.reshape(-1, rows)
@@ -70,8 +73,11 @@ def nc_matmul(
     product = np.matmul(left.T.astype(np.float32, copy=False), right.astype(np.float32, copy=False))
     accumulate_into(t, product, accumulate)
     cycles = _cycles(s, columns)
-    core.tick("tensor", "nc_matmul", cycles)
-    core.counts.matmul_cycles += cycles
+    running = core.tiles
+    shared = row_tiles.shared(running, tile, cycles)
+    core.tick("tensor", "nc_matmul", cycles, shared)
+    core.counts.matmul_cycles += cycles - shared
+    core.tiles = row_tiles.after(running, tile, cycles)
 
 
 def _cycles(s: Tensor, columns: int) -> float:
@@ -117,6 +123,8 @@ def _check_tiling(position: Sequence[int], size: Sequence[int], contraction: int
         start, extent = int(position[axis]), int(size[axis])
         if extent not in _TILES or start % extent or start + extent > STATIONARY_FREE:
             fail("nc_matmul.tile_position", (start, extent), f"a size of {_TILES} and a start that is a multiple of it")
+        if extent == _TILES[0] and get_nc_version() < nc_version.gen3:
+            fail("nc_matmul.tile_size", extent, "64 or 128 before trn2", _TARGET)
         if need > extent:
             fail("nc_matmul.tile_size", extent, f"at least {need}, as stationary has")
 
