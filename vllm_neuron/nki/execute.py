@@ -73,11 +73,18 @@ def _argument(wrapped: WrappedKernel, name: str, value: Any) -> Any:
         if name not in wrapped.mutates:
             array.flags.writeable = False
         return array
-    if isinstance(value, torch.dtype):
-        if value not in NAMES:
-            raise wrapped.error(name, value, f"one of {', '.join(NAMES.values())}")
-        return getattr(nl, NAMES[value])
-    return value
+    return element_type(wrapped, name, value) if isinstance(value, torch.dtype) else value
+
+
+def element_type(wrapped: WrappedKernel, name: str, value: torch.dtype) -> Any:
+    """torch's element type as that of ``nki.language``.
+
+    Raises:
+        KernelError: a type that no kernel takes.
+    """
+    if value not in NAMES:
+        wrapped.refuse(name, str(value), f"one of {', '.join(NAMES.values())}")
+    return getattr(nl, NAMES[value])
 
 
 def _results(wrapped: WrappedKernel, found: Any, arrays: Mapping[str, Any], bound: Mapping[str, Any]) -> Any:

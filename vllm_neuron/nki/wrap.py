@@ -102,7 +102,10 @@ class WrappedKernel:
             self.check_memory(bound)
         if self._device is None:
             self._device = backend.device_caller(self.kernel)
-        return self._device[grid](**bound)
+        given = {}
+        for name, value in bound.items():
+            given[name] = execute.element_type(self, name, value) if isinstance(value, torch.dtype) else value
+        return self._device[grid](**given)
 
     def check(self, bound: Mapping[str, Any]) -> None:
         """Devices, element types and layout of the tensors.

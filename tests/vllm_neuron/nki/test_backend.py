@@ -195,6 +195,30 @@ def test_a_compiled_graph_calls_the_framework_too(monkeypatch: pytest.MonkeyPatc
     assert [(grid, names) for _, grid, names in framework.seen] == [(2, ["x", "scale"])]
 
 
+@api.nki.jit
+def typed_kernel(x: Any, dtype: Any = None) -> Any:
+    return x
+
+
+def test_a_framework_gets_element_types_of_nki(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "DEVICE_TYPES", ("cpu",))
+    given: list[Any] = []
+
+    class Caller:
+        def __getitem__(self, grid: int) -> Any:
+            return lambda **arguments: given.append(arguments["dtype"]) or arguments["x"]
+
+    framework = install(monkeypatch, backend.FRAMEWORKS[0])
+    monkeypatch.setattr(framework, "wrap_nki", lambda kernel: Caller())
+    wrapped, x = wrap_nki(typed_kernel), torch.ones(2, 4)
+    wrapped(x, torch.bfloat16)
+    assert given == [api.nl.bfloat16]
+    with pytest.raises(KernelError, match=r"dtype: got 'torch\.float64'"):
+        wrapped(x, torch.float64)
+    compiled = torch.compile(lambda x: wrapped(x + 1, torch.float16), fullgraph=True, backend="eager")
+    assert compiled(x).eq(2).all() and given[1:] == [api.nl.float16]
+
+
 def test_the_framework_that_is_imported_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     other = tmp_path / "torch_neuronx"
     other.mkdir()
