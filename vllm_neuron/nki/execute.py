@@ -59,12 +59,24 @@ def run(wrapped: WrappedKernel, grid: int, bound: Mapping[str, Any]) -> Any:
         KernelError: the kernel fails, returns nothing, writes an argument that is not declared, or returns something
             else than ``outputs`` says.
     """
+    if backend.host_route() is backend.Route.SIMULATOR:
+        _comes_back(wrapped, bound)
     arrays: dict[str, Any] = {}
     for name, value in bound.items():
         arrays[name] = _argument(wrapped, name, value)
     with _Body(wrapped):
         found = backend.run_on_host(wrapped.kernel, grid, arrays)
     return _results(wrapped, found, arrays, bound)
+
+
+def _comes_back(wrapped: WrappedKernel, bound: Mapping[str, Any]) -> None:
+    """Each written argument is among the results: a simulator that works on copies would lose it without a word."""
+    promised = [] if wrapped.outputs is None else wrapped.promised(bound)
+    for name in wrapped.mutates:
+        if isinstance(bound[name], Tensor) and name not in promised:
+            said = f"nothing of {name}, which the kernel writes"
+            action = "Return it from the kernel, and name it in outputs: the simulator may work on copies."
+            raise wrapped.error("outputs", said, f"{name!r} among the results", action)
 
 
 def _argument(wrapped: WrappedKernel, name: str, value: Any) -> Any:

@@ -65,6 +65,7 @@ def as_documented(func, args, kwargs, _lnc=1):
 """
 CHILD = """
 import torch, nki
+from vllm_neuron.errors import KernelError
 from vllm_neuron.nki import api, backend
 from vllm_neuron.nki.wrap import wrap_nki
 from vllm_neuron.functional.on_nki.norm import RMS_NORM
@@ -85,6 +86,13 @@ for name in (None, "simulate", "cpu_simulate", "simulate_kernel"):
     for grid in (1, 2):
         cache, x = torch.zeros(4, 8, dtype=torch.bfloat16), torch.rand(4, 8).bfloat16()
         assert store[grid](cache, x) is cache and torch.equal(cache, x)
+for outputs in (None, lambda cache, x: (x.shape, x.dtype)):
+    try:
+        wrap_nki(store_kernel, outputs=outputs, mutates=("cache",))(torch.zeros(4, 8), torch.ones(4, 8))
+    except KernelError as error:
+        assert "outputs: got 'nothing of cache" in str(error), error
+    else:
+        raise AssertionError("a write was lost")
 import vllm_neuron.functional as NF
 with NF.use_kernels("require"):
     x = torch.rand(5, 64)
