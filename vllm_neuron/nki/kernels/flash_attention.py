@@ -11,9 +11,15 @@ E] accumulates in PSUM. Between sections maxima, sums and products are rescaled 
 large finite number, so a tile without a visible key gives no NaN. Whole blocks of 128 rows of a 2-byte type are
 transposed by DMA (q and dense k on their way from HBM, weights within SBUF), all others on the tensor engine.
 
+Row tiling: with D <= 64 a score product fills a half of the array's rows, with D <= 32 a quarter. So k^T of block i of
+128 keys stands in the partitions of part i % parts, q^T in those of every part, and that many products over
+neighbouring blocks, of one head and query tile, run at the same time (``nc_matmul``'s tile_position), each into a bank
+of its own. Number and size of groups of heads don't matter.
+
 Cost bound: the tensor engine, 2 * S cycles for a tile and head at D = E = 128, and about half of that with
-``causal``, which leaves out the key blocks past the last query of a tile. With D below 128 the scores take as long as
-with 128, the array being half empty.
+``causal``, which leaves out the key blocks past the last query of a tile. What is left above it: with ``causal`` the
+rest of the diagonal block, and an odd block that has a part of the array for itself; D between 65 and 127, which fills
+the array as 128 does; E below 64, as a product takes no less than 64 cycles; transposes of fp32 and of paged keys.
 
 Two programs of a logical core divide the KV heads; else the query tiles in turn; else the query heads of the one KV
 head.
@@ -56,6 +62,7 @@ class Job(nl.NKIObject):
     factor: float
     inner: float
     causal: bool
+    parts: int
 
 
 @dataclass
@@ -101,6 +108,7 @@ def flash_attention_kernel(
         q=q, k=k, v=v, slots=None, mask=mask, bias=bias, out=out, queries=queries, keys=keys, kv_heads=kv_heads,
         sinks=_sinks(sinks, factor, bias), group=heads // kv_heads, size=size,
         value_size=value_size, value_start=0, run=1, factor=factor, inner=inner, causal=causal,
+        parts=_parts(size),
     )  # fmt: skip
     for b in range(batch):
         _row(job, b)
@@ -138,6 +146,7 @@ def segmented_attention_kernel(
         q=q, k=pages, v=pages, slots=slots, mask=mask, bias=bias, out=out, queries=queries, keys=slots.shape[1],
         kv_heads=kv_heads, sinks=_sinks(sinks, factor, bias), group=heads // kv_heads,
         size=size, value_size=value_size, value_start=value_start, run=run, factor=factor, inner=inner, causal=False,
+        parts=_parts(size),
     )  # fmt: skip
     for b in range(batch):
         _row(job, b)
@@ -149,6 +158,13 @@ def _factors(scale: float, softcap: Any) -> Any:
     if softcap == None:
         return scale, 0.0
     return softcap, scale / softcap
+
+
+def _parts(size: int) -> int:
+    """Row tiles of the tensor engine that hold a head of this size."""
+    if size <= P // 4:
+        return 4
+    return 2 if size <= P // 2 else 1
 
 
 def _sinks(sinks: Any, factor: float, bias: Any) -> Any:
@@ -266,23 +282,27 @@ def _after(job: Any, mask: Any, q0: int, rows: int, start: int, seen: int) -> No
     )
 
 
-def _transposed(dst: Any, tiles: Any, at: int, count: int, rows: int, column: int, size: int) -> None:
-    """``dst[:size, i, :rows] = tiles[:rows, at + i, column : column + size].T``, a PSUM bank at a time."""
+def _transposed(dst: Any, tiles: Any, at: int, count: int, rows: int, column: int, size: int, each: int = 1) -> None:
+    """``dst[:size, i, :rows] = tiles[:rows, at + i, column : column + size].T``, a PSUM bank at a time.
+
+    ``each`` neighbouring tiles are transposed at once, below each other.
+    """
     per = BANK * 4 // P // (4 if tiles.dtype == nl.float32 else 2)
     for start in range(0, count, per):
         n = min(per, count - start)
         psum = nl.ndarray((P, per, P), dtype=tiles.dtype, buffer=nl.psum)
         for i in range(n):
+            tile = at + (start + i) * each
             nisa.nc_transpose(
-                dst=psum[:size, i, :rows],
-                data=tiles[:rows, at + start + i, column : column + size],
+                dst=psum[: each * size, i, :rows],
+                data=tiles[:rows, tile : tile + each, column : column + size],
                 engine=nisa.engine.tensor,
             )
-        nisa.tensor_copy(dst=dst[:size, start : start + n, :rows], src=psum[:size, :n, :rows])
+        nisa.tensor_copy(dst=dst[: each * size, start : start + n, :rows], src=psum[: each * size, :n, :rows])
 
 
 def _queries(job: Any, b: int, kv: int, first_tile: int, step: int, count: int, g: int, heads: int) -> Any:
-    """q^T [D of a chunk, chunk, tile, head, query]."""
+    """q^T [D of a chunk, chunk, tile, head, query], in the partitions of every part."""
     chunks = (job.size + P - 1) // P
     head = kv * job.group + g
     qt = nl.ndarray((P, chunks, count, heads, P), dtype=job.q.dtype, buffer=nl.sbuf)
@@ -301,19 +321,25 @@ def _queries(job: Any, b: int, kv: int, first_tile: int, step: int, count: int, 
             nisa.dma_copy(dst=tile[:rows, :, :], src=job.q[b, q0 : q0 + rows, head : head + heads, :])
             for c in range(chunks):
                 _transposed(qt[:, c, i, :, :], tile, 0, heads, rows, c * P, min(P, job.size - c * P))
+        for part in range(1, job.parts):
+            low = part * (P // job.parts)
+            nisa.dma_copy(dst=qt[low : low + job.size, 0, i, :, :rows], src=qt[: job.size, 0, i, :, :rows])
     return qt
 
 
 def _load(job: Any, b: int, kv: int, start: int, size: int) -> Any:
-    """k^T [D of a chunk, chunk, key] and v [key of a tile, tile, E] of a section.
+    """k^T [D of a chunk, chunk, slot, key], v [key of a tile, tile, E] of a section, and its whole tiles of 128 keys.
 
-    Dense, key j is column j. Paged, each of 128 partitions holds neighbouring keys, so that runs of them are read at
-    once: with t = size // 128, key p * t + i is column i * 128 + p; the last ``size % 128`` keys are in order.
+    Tile i of the keys is slot i // parts in the partitions of part i % parts; the last ``size % 128`` keys have a slot
+    after those, in part 0. Dense, key j is column j of the scores. Paged, each of 128 partitions holds neighbouring
+    keys, so that runs of them are read at once: with t = size // 128, key p * t + i is column i * 128 + p; the last
+    ``size % 128`` keys are in order.
     """
     full, rest = size // P, size % P
     tiles = full + (1 if rest > 0 else 0)
     chunks = (job.size + P - 1) // P
-    kt = nl.ndarray((P, chunks, tiles, P), dtype=job.q.dtype, buffer=nl.sbuf)
+    slots = (full + job.parts - 1) // job.parts
+    kt = nl.ndarray((P, chunks, slots + tiles - full, P), dtype=job.q.dtype, buffer=nl.sbuf)
     by_dma = 0
     if job.slots == None and job.q.dtype != nl.float32:
         by_dma = full
@@ -323,28 +349,49 @@ def _load(job: Any, b: int, kv: int, start: int, size: int) -> Any:
         _dense_keys(job, kt, b, kv, start, by_dma)
         _dense(job.v, v, b, kv, start, full, rest)
         if by_dma < tiles:
-            k = nl.ndarray((P, tiles - by_dma, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
-            _dense(job.k, k, b, kv, start + by_dma * P, full - by_dma, rest)
+            k = _key_tiles(job, tiles - by_dma)
+            _dense(job.k, k[:, :, : job.size], b, kv, start + by_dma * P, full - by_dma, rest)
     else:
         k, v = _paged(job, b, kv, start, full, rest)
     for c in range(chunks):
         width = min(P, job.size - c * P)
         if by_dma < full:
-            _transposed(kt[:, c, by_dma:full, :], k, 0, full - by_dma, P, c * P, width)
+            _transposed_keys(job, kt[:, c, :, :], k, full, c * P, width)
         if rest > 0:
-            _transposed(kt[:, c, full:, :], k, full - by_dma, 1, rest, c * P, width)
-    return kt, v
+            _transposed(kt[:, c, slots:, :], k, full - by_dma, 1, rest, c * P, width)
+    return kt, v, full
+
+
+def _key_tiles(job: Any, tiles: int) -> Any:
+    """Room for keys [128, tile, D]; with row tiling D is filled up with zeros to the rows of a part."""
+    width = job.size if job.parts == 1 else P // job.parts
+    k = nl.ndarray((P, tiles, width), dtype=job.q.dtype, buffer=nl.sbuf)
+    if width > job.size:
+        nisa.memset(dst=k[:, :, job.size :], value=0.0)
+    return k
+
+
+def _transposed_keys(job: Any, kt: Any, k: Any, full: int, column: int, width: int) -> None:
+    """k^T of a chunk from whole tiles of keys: those of one slot at once."""
+    whole, left = full // job.parts, full % job.parts
+    rows = width if job.parts == 1 else P // job.parts
+    if whole > 0:
+        _transposed(kt[:, :whole, :], k, 0, whole, P, column, rows, job.parts)
+    if left > 0:
+        _transposed(kt[:, whole : whole + 1, :], k, whole * job.parts, 1, P, column, rows, left)
 
 
 def _dense_keys(job: Any, kt: Any, b: int, kv: int, start: int, tiles: int) -> None:
-    """k^T of whole tiles of dense keys, transposed on their way from HBM."""
+    """k^T of whole tiles of dense keys, transposed on their way from HBM, a part of the array at a time."""
     _, keys, heads, size = job.k.shape
     row = heads * size
-    for c in range(kt.shape[1] if tiles > 0 else 0):
-        width = min(P, size - c * P)
-        offset = (b * keys + start) * row + kv * size + c * P
-        source = job.k.ap([[row, P], [P * row, tiles], [1, width]], offset=offset)
-        nisa.dma_transpose(dst=kt[:width, c, :tiles, :], src=source, axes=(2, 1, 0))
+    for part in range(min(job.parts, tiles)):
+        low, count = part * (P // job.parts), (tiles - part + job.parts - 1) // job.parts
+        for c in range(kt.shape[1]):
+            width = min(P, size - c * P)
+            offset = (b * keys + start + part * P) * row + kv * size + c * P
+            source = job.k.ap([[row, P], [job.parts * P * row, count], [1, width]], offset=offset)
+            nisa.dma_transpose(dst=kt[low : low + width, c, :count, :], src=source, axes=(2, 1, 0))
 
 
 def _dense(x: Any, dst: Any, b: int, kv: int, start: int, full: int, rest: int) -> None:
@@ -365,16 +412,17 @@ def _paged(job: Any, b: int, kv: int, start: int, full: int, rest: int) -> Any:
     """
     tiles = full + (1 if rest > 0 else 0)
     row = job.k.shape[1]
-    if job.kv_heads == 1:
+    if job.kv_heads == 1 and (job.parts == 1 or job.size * job.parts == P):
         both = nl.ndarray((P, tiles, row), dtype=job.q.dtype, buffer=nl.sbuf)
         _gather(job, both, None, b, 0, 0, start, full, rest)
         return both[:, :, : job.size], both[:, :, job.value_start : job.value_start + job.value_size]
-    k = nl.ndarray((P, tiles, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
+    k = _key_tiles(job, tiles)
+    keys = k[:, :, : job.size]
     if job.value_start == 0:
-        _gather(job, k, None, b, kv * job.size, 0, start, full, rest)
+        _gather(job, keys, None, b, kv * job.size, 0, start, full, rest)
         return k, k[:, :, : job.value_size]
     v = nl.ndarray((P, tiles, job.value_size), dtype=job.q.dtype, buffer=nl.sbuf)
-    _gather(job, k, v, b, kv * job.size, job.value_start + kv * job.value_size, start, full, rest)
+    _gather(job, keys, v, b, kv * job.size, job.value_start + kv * job.value_size, start, full, rest)
     return k, v
 
 
@@ -433,13 +481,19 @@ def _bias(job: Any, b: int, head: int, q0: int, rows: int, start: int, seen: int
     return tile
 
 
-def _columns(job: Any, tile: Any, rows: int, seen: int, start: int, size: int) -> Any:
-    """The part of a tile [query, key] for ``size`` columns of the scores from ``start`` on (see ``_load``)."""
+def _columns(job: Any, tile: Any, rows: int, seen: int, first: int, size: int, ordered: bool) -> Any:
+    """The part of a tile [query, key] for ``size`` columns of the scores: blocks ``first``, ``first + parts``, ...
+
+    Blocks are those of the scores in an ordered tile, else of ``_load``; columns after the last whole one are in order.
+    """
     full = seen // P
-    if job.slots == None or start >= full * P or full == 1:
-        return tile[:rows, start : start + size]
-    ordered = tile[:rows, : full * P].reshape((rows, P, full)).permute((0, 2, 1))
-    return ordered[:, start // P : (start + size) // P, :]
+    if first >= full or full == 1 or (ordered and job.parts == 1):
+        return tile[:rows, first * P : first * P + size]
+    if ordered:
+        blocks = tile[:rows, : full * P].reshape((rows, full, P))
+    else:
+        blocks = tile[:rows, : full * P].reshape((rows, P, full)).permute((0, 2, 1))
+    return blocks[:, first : first + size // P * job.parts - job.parts + 1 : job.parts, :]
 
 
 def _tile(
@@ -467,7 +521,7 @@ def _tile(
         other = before
     elif job.sinks != None:
         other = job.sinks[:rows, head : head + 1]
-    _scores(job, state.qt[:, :, i, j, :], kt_v[0], mask, bias, rows, seen, scores, top)
+    _scores(job, state.qt[:, :, i, j, :], kt_v[0], kt_v[2], mask, bias, rows, seen, scores, top)
     if other != None:
         nisa.tensor_tensor(dst=top, data1=top, data2=other, op=nl.maximum)
     shift = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -501,47 +555,93 @@ def _add_scaled(x: Any, factor: Any, y: Any) -> None:
     nisa.scalar_tensor_tensor(dst=x, data=x, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=y)
 
 
-def _scores(job: Any, qt: Any, kt: Any, mask: Any, bias: Any, rows: int, seen: int, scores: Any, top: Any) -> None:
-    """Masked scores into ``scores`` [query, key], and their maximum a row into ``top`` [query, 1]."""
-    chunks = (job.size + P - 1) // P
-    columns = kt.reshape((P, chunks, kt.shape[2] * P))
-    ordered = seen
-    if job.slots != None:
-        ordered = seen // P * P
-    banks = (ordered + BANK - 1) // BANK + (1 if ordered < seen else 0)
-    tops = nl.ndarray((rows, banks), dtype=nl.float32, buffer=nl.sbuf)
-    start = 0
-    for bank in range(banks):
-        size = min(BANK, (ordered if start < ordered else seen) - start)
-        psum = nl.ndarray((P, BANK), dtype=nl.float32, buffer=nl.psum)
-        for c in range(chunks):
-            width = min(P, job.size - c * P)
-            nisa.nc_matmul(
-                dst=psum[:rows, :size],
-                stationary=qt[:width, c, :rows],
-                moving=columns[:width, c, start : start + size],
-                accumulate=c > 0,
-            )
-        part = scores[:rows, start : start + size]
-        source = psum[:rows, :size]
-        if job.inner != 0.0:
-            nisa.activation(dst=part, op=nl.tanh, data=source, scale=job.inner)
-            source = part
-        if bias != None:
-            extra = _columns(job, bias, rows, seen, start, size)
-            nisa.scalar_tensor_tensor(
-                dst=part, data=source, op0=nl.multiply, operand0=job.factor, op1=nl.add, operand1=extra
-            )
-            source = part
-        visible = _columns(job, mask, rows, seen, start, size)
-        own = top if banks == 1 else tops[:, bank : bank + 1]
-        nisa.select_reduce(
-            dst=part.reshape(visible.shape), predicate=visible, on_true=source.reshape(visible.shape),
-            on_false=MASKED, reduce_res=own, reduce_cmd=nisa.reduce_cmd.reset_reduce, reduce_op=nl.maximum,
-        )  # fmt: skip
-        start += size
-    if banks > 1:
+def _scores(
+    job: Any, qt: Any, kt: Any, whole: int, mask: Any, bias: Any, rows: int, seen: int, scores: Any, top: Any
+) -> None:
+    """Masked scores into ``scores`` [query, key], and their maximum a row into ``top`` [query, 1].
+
+    ``whole``: tiles of 128 keys in the section, see ``_load``.
+    """
+    parts, blocks = job.parts, BANK // P
+    full, tail = seen // P, seen % P
+    if parts == 1 and job.slots == None:
+        full, tail = (seen + P - 1) // P, 0
+    groups = (full + parts * blocks - 1) // (parts * blocks)
+    pieces = 1 if tail > 0 else 0
+    if groups > 0:
+        pieces += (groups - 1) * parts + min(parts, full - (groups - 1) * parts * blocks)
+    tops = nl.ndarray((rows, pieces), dtype=nl.float32, buffer=nl.sbuf)
+    piece = 0
+    for group in range(groups):
+        slot = group * blocks
+        used = min(parts, full - slot * parts)
+        psum = nl.ndarray((P, used, BANK), dtype=nl.float32, buffer=nl.psum)
+        for i in range(used):
+            size = _piece(parts, full, seen, i, slot)
+            _multiply(job, psum[:rows, i, :size], qt, kt, i, slot, rows)
+        for i in range(used):
+            size = _piece(parts, full, seen, i, slot)
+            own = top if pieces == 1 else tops[:, piece : piece + 1]
+            _masked(job, psum[:rows, i, :size], mask, bias, rows, seen, slot * parts + i, scores, own)
+            piece += 1
+    if tail > 0:
+        part, slot = full % parts, full // parts
+        if full == whole:
+            part, slot = 0, (full + parts - 1) // parts
+        last = nl.ndarray((P, tail), dtype=nl.float32, buffer=nl.psum)
+        _multiply(job, last[:rows, :], qt, kt, part, slot, rows)
+        own = top if pieces == 1 else tops[:, piece : piece + 1]
+        _masked(job, last[:rows, :], mask, bias, rows, seen, full, scores, own)
+    if pieces > 1:
         nisa.tensor_reduce(dst=top, op=nl.maximum, data=tops, axis=1)
+
+
+def _piece(parts: int, full: int, seen: int, part: int, slot: int) -> int:
+    """Columns of a part in one bank, from a slot on."""
+    own = (full - part + parts - 1) // parts
+    return min(min(BANK // P, own - slot) * P, seen - slot * P)
+
+
+def _multiply(job: Any, dst: Any, qt: Any, kt: Any, part: int, slot: int, rows: int) -> None:
+    """Scores of neighbouring slots of one part of the array, as many as ``dst`` [query, key] holds."""
+    chunks, size = kt.shape[1], dst.shape[1]
+    columns = kt.reshape((P, chunks, kt.shape[2] * P))
+    height = P // job.parts
+    low = part * height
+    for c in range(chunks):
+        width = min(P, job.size - c * P)
+        nisa.nc_matmul(
+            dst=dst,
+            stationary=qt[low : low + width, c, :rows],
+            moving=columns[low : low + width, c, slot * P : slot * P + size],
+            accumulate=c > 0,
+            tile_position=(low, 0),
+            tile_size=(height, P),
+        )
+
+
+def _masked(
+    job: Any, source: Any, mask: Any, bias: Any, rows: int, seen: int, first: int, scores: Any, top: Any
+) -> None:
+    """Scores out of PSUM into their columns (see ``_columns``), and their maximum a row."""
+    size = source.shape[1]
+    in_order = job.slots == None
+    part = _columns(job, scores, rows, seen, first, size, True)
+    if job.inner != 0.0:
+        nisa.activation(dst=part, op=nl.tanh, data=source.reshape(part.shape), scale=job.inner)
+        source = part
+    if bias != None:
+        extra = _columns(job, bias, rows, seen, first, size, in_order)
+        nisa.scalar_tensor_tensor(
+            dst=part, data=source.reshape(part.shape), op0=nl.multiply, operand0=job.factor, op1=nl.add,
+            operand1=extra,
+        )  # fmt: skip
+        source = part
+    visible = _columns(job, mask, rows, seen, first, size, in_order)
+    nisa.select_reduce(
+        dst=part.reshape(visible.shape), predicate=visible, on_true=source.reshape(visible.shape),
+        on_false=MASKED, reduce_res=top, reduce_cmd=nisa.reduce_cmd.reset_reduce, reduce_op=nl.maximum,
+    )  # fmt: skip
 
 
 def _weighted(job: Any, weights: Any, v: Any, rows: int, seen: int) -> Any:
