@@ -29,7 +29,7 @@ from vllm_neuron.nki.graphs import constant
 
 logger = logging.getLogger(__name__)
 
-CPU, NKI = "cpu", "nki"
+CPU, NKI = TARGETS = "cpu", "nki"
 MODES = ("auto", "off", "simulate", "require")
 REFERENCE, COMPILER = "reference", "compiler"
 ON_NKI = "vllm_neuron.functional.on_nki"
@@ -96,7 +96,7 @@ def set_target(target: str) -> None:
     Raises:
         ConfigError: another target, or ``VLLM_NEURON_KERNELS`` does not parse.
     """
-    if target not in (CPU, NKI):
+    if target not in TARGETS:
         raise ConfigError("kernel target", target, f"{CPU} or {NKI}")
     state.target = target
     if state.mode is None:

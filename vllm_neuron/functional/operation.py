@@ -102,7 +102,20 @@ class Operation(Generic[P, R]):
         Args:
             name, target, supports, installed: see :class:`Kernel`.
             first: try it before those that are registered already.
+
+        Raises:
+            OperationError: another target, which would never be tried; a name that the operation has already; other
+                parameters than the reference's.
         """
+        if target not in dispatch.TARGETS:
+            raise OperationError(
+                f"{self.name}.{name}.target",
+                target,
+                f"one of {', '.join(dispatch.TARGETS)}",
+                nearest(target, dispatch.TARGETS),
+            )
+        if any(kernel.name == name for kernel in self.kernels):
+            raise OperationError(f"{self.name}.kernel", name, "a name that no other kernel of the operation has")
 
         def add(run: Callable[P, R]) -> Callable[P, R]:
             for function in (run, supports):

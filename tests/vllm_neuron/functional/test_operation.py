@@ -167,6 +167,15 @@ def test_kernel_with_other_parameters_is_refused_at_registration() -> None:
             return x
 
 
+@pytest.mark.parametrize(
+    "name, target, words",
+    [("other", "nkii", "target: got 'nkii', expected one of cpu, nki.*'nki'"), ("fast", "nki", "kernel: got 'fast'")],
+)
+def test_a_kernel_that_would_never_run_or_be_told_apart_is_refused(name: str, target: str, words: str) -> None:
+    with pytest.raises(OperationError, match=words):
+        make().kernel(name, target=target, supports=lambda x, limit=None: Support(True))
+
+
 def test_explain_says_why_not() -> None:
     answer = make().explain(torch.ones(9))["fast"]
     assert not answer and (answer.field, answer.value, answer.limit) == ("x.numel()", 9, "at most 4")
