@@ -33,6 +33,7 @@ from vllm_neuron.accuracy.results import (
     TokenRow,
     worst,
 )
+from vllm_neuron.accuracy.side_by_side import SideBySide, companions
 from vllm_neuron.accuracy.sources import LogitsSource, Scored
 from vllm_neuron.accuracy.stats import Tally
 from vllm_neuron.accuracy.testing import judge
@@ -92,7 +93,7 @@ def logit_validation(
     locate: Locate | None = None,
     progress: Callable[[PromptResult], None] | None = None,
 ) -> LevelResult:
-    """All prompts, and all their logits pooled.
+    """All prompts, one after the other; their logits pooled; then the shortest ones in a batch, if the target can.
 
     Args:
         target, expected, baseline, limits, text: as in :func:`validate_prompt`.
@@ -109,10 +110,15 @@ def logit_validation(
         prepare = getattr(source, "prepare", None)
         if prepare is not None and usable:
             prepare(usable)
+    mates = companions(target, [prompt for prompt in prompts if prompt.ids in usable])
+    batch = SideBySide(target, mates) if mates else None
     done: list[Validated] = []
     place: Place | None = None
-    for prompt in prompts:
-        one = _validate(target, prompt, expected, baseline, limits, text)
+    for number, prompt in enumerate((*prompts, *mates)):
+        alone = number < len(prompts)
+        one = _validate(target if alone or batch is None else batch, prompt, expected, baseline, limits, text)
+        if not alone:
+            one = replace(one, result=replace(one.result, name=f"{prompt.name}, in a batch of {len(mates)}"))
         if one.result.outcome == "fail" and place is None and locate is not None:
             place = locate(one.result)
             if place is not None:
@@ -121,7 +127,8 @@ def logit_validation(
         if progress is not None:
             progress(one.result)
     results = tuple(each.result for each in done)
-    pooled = _pooled(done, limits)
+    # What a batch gives again would count twice.
+    pooled = _pooled(done[: len(prompts)], limits)
     results = tuple(replace(r, coverage=_covered(r, reach or Reach())) for r in results)
     missing = (reach or Reach()).missing(result.coverage for result in results)
     return LevelResult(
@@ -132,7 +139,11 @@ def logit_validation(
         place=place,
         coverage=tuple(dict.fromkeys(label for result in results for label in result.coverage)),
         not_covered=missing,
-        notes=(*_level_notes(results), *((", ".join(missing) + " not covered",) if missing else ())),
+        notes=(
+            *_level_notes(results),
+            *((", ".join(missing) + " not covered",) if missing else ()),
+            *(() if mates else ("the prompts were served one by one; what a batch does is not covered",)),
+        ),
         seconds=time.monotonic() - began,
         partial=any(result.partial for result in results),
     )

@@ -98,6 +98,12 @@ class EngineSource:
         scored = self.stream([(prompt_ids, steps)], lambda _, position, rows: buffer.write(position, rows))[0]
         return replace(scored, logits_TV=buffer.filled())
 
+    def score_together(self, prompts: Sequence[tuple[Sequence[int], int]]) -> list[Scored]:
+        """As :meth:`score` for several prompts, side by side as the scheduler batches them."""
+        buffers = [LogitsBuffer(len(ids), self.vocab_size, self.scratch) for ids, _ in prompts]
+        found = self.stream(prompts, lambda number, position, rows: buffers[number].write(position, rows))
+        return [replace(one, logits_TV=buffer.filled()) for one, buffer in zip(found, buffers, strict=True)]
+
     def stream(self, prompts: Sequence[tuple[Sequence[int], int]], on_rows: OnRows) -> list[Scored]:
         """Score prompts side by side, as the scheduler batches them, without keeping their logits.
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.vllm_neuron.vllm.conftest import prompts_of
+from vllm_neuron.accuracy.side_by_side import Batching
 from vllm_neuron.accuracy.sources import LogitsSource
 from vllm_neuron.errors import ConfigError, ShapeError
 from vllm_neuron.vllm.offline import EngineOptions, EngineSource
@@ -57,6 +58,17 @@ def test_a_batch_equals_transformers_at_every_position(source: EngineSource, nam
     for (ids, _), found, each in zip(prompts, logits, scored, strict=True):
         assert_equal(found, checkpoint(name).logits(ids))
         assert each.seen_ids == tuple(ids) and not each.partial and not each.notes
+
+
+def test_prompts_that_are_scored_together_are_those_scored_alone(
+    source: EngineSource, name: str, checkpoint: Any
+) -> None:
+    assert isinstance(source, Batching)
+    prompts = [(ids, 5) for ids in prompts_of(20, 33, 60)]
+    for (ids, _), scored in zip(prompts, source.score_together(prompts), strict=True):
+        assert scored.logits_TV is not None
+        assert_equal(scored.logits_TV, checkpoint(name).logits(ids))
+        assert scored.seen_ids == tuple(ids) and not scored.partial
 
 
 def test_one_prompt_is_a_logits_source(source: EngineSource, name: str, checkpoint: Any) -> None:

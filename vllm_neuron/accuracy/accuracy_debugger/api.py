@@ -37,6 +37,7 @@ from vllm_neuron.accuracy.prompts import MOST_TOKENS, Prompt, default_prompts
 from vllm_neuron.accuracy.reach import Reach
 from vllm_neuron.accuracy.reference import HFSource
 from vllm_neuron.accuracy.results import EXPLAINED, NEAR_TIES, LevelResult, Place, PromptResult, Report, worst
+from vllm_neuron.accuracy.side_by_side import ROWS, companions
 from vllm_neuron.accuracy.sources import LogitsSource
 from vllm_neuron.accuracy.target import Target
 from vllm_neuron.accuracy.tasks import DEFAULT_TEXT
@@ -137,6 +138,7 @@ class _Run:
         self.references = References(folder)
         self.found: list[LevelResult] = []
         self.notes: list[str] = []
+        self.mates: list[Prompt] = []
 
     def report(self) -> Report:
         """Run the levels, then put together what they say."""
@@ -189,14 +191,15 @@ class _Run:
         prompts = self.options.prompts
         if prompts is None:
             prompts = default_prompts(self._encode, reach, most_tokens=min(MOST_TOKENS, self.max_length))
-        done = 0
+        self.mates = companions(source, prompts)
+        done, total = 0, len(prompts) + len(self.mates)
 
         def tell(result: PromptResult) -> None:
             nonlocal done
             done += 1
-            self.say(f"tokens: {result.name}", done, len(prompts))
+            self.say(f"tokens: {result.name}", done, total)
 
-        self.say("tokens: references", 0, len(prompts))
+        self.say("tokens: references", 0, total)
         exact = source.dtype == "float32"
         return logit_validation(
             source,
@@ -217,7 +220,9 @@ class _Run:
         known = next((level.place for level in self.found if level.place is not None), None)
         if known is not None:
             return known
-        place = find_place(self.target, self.references, [result.ids[:PLACE_TOKENS]], self.say)
+        # With mates, a fault that only shows in a batch is looked for too.
+        mates = [mate.ids[:PLACE_TOKENS] for mate in self.mates if mate.ids != result.ids][: ROWS - 1]
+        place = find_place(self.target, self.references, [result.ids[:PLACE_TOKENS], *mates], self.say)
         self.references.release()
         if place is None:
             self.notes.append(
