@@ -58,7 +58,7 @@ def bisect(request: Request, say: Say) -> Bisection:
     def reference(dtype: torch.dtype) -> HFReference:
         return HFReference.load(subject.folder, dtype)
 
-    with quiet(), running(subject.package):
+    with quiet(), running(subject):
         return search(
             subject.target(),
             reference,

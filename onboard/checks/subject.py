@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,8 +101,8 @@ def find_subject(model: str, package: str | None, *, needed: bool = True) -> Sub
 
 
 @contextmanager
-def running(package: str) -> Iterator[None]:
-    """What the package's own code raises becomes one line that names the place.
+def running(subject: Subject) -> Iterator[None]:
+    """What the package's own code raises becomes one line that names the place; what others raise is let through.
 
     Raises:
         RunError: an exception that is none of the project's.
@@ -114,9 +115,13 @@ def running(package: str) -> Iterator[None]:
     except NeuronError:
         raise
     except RAISED as error:
-        words = f"{type(error).__name__}: {error}{place(error, None)}"
+        root = None if subject.factory is None else Path(inspect.getfile(subject.factory)).parent
+        files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+        if root is None or not any(file.is_relative_to(root) for file in files):
+            raise
+        words = f"{type(error).__name__}: {error}{place(error, root)}"
         action = "Mend it; `onboard verify` runs the package on tiny checkpoints."
-        raise RunError(f"package {package}", words, "a run to its end", action) from error
+        raise RunError(f"package {subject.package}", words, "a run to its end", action) from error
 
 
 def checkpoint_folder(model: str) -> Path:

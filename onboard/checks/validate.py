@@ -83,7 +83,7 @@ def validate(request: Request, say: Say) -> Report:
     from onboard.probe.reference import quiet
 
     opened, max_length = _source(request, subject, tokenizer, options)
-    with quiet(), running(subject.package):
+    with quiet(), running(subject):
         return api.run(
             subject.folder,
             opened,
