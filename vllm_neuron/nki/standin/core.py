@@ -32,7 +32,8 @@ class Core:
         ndim: 0 when the kernel was called without a grid, else 1.
         counts: what was done so far.
         sbuf, psum: memory in use.
-        scalar_registers, vector_registers: the engines' accumulators, one a partition; NaN until a reset.
+        scalar_registers, vector_registers: the engines' accumulators, one a partition.
+        was_reset: the engines whose accumulators hold something.
         launch: what the programs of the call share.
         events: the instructions one by one, or None.
         reads, writes: storages that the instruction at hand touched, when events are kept.
@@ -53,6 +54,7 @@ class Core:
         "scalar_registers",
         "tiles",
         "vector_registers",
+        "was_reset",
         "writes",
     )
 
@@ -71,6 +73,7 @@ class Core:
         self.psum = Space(PSUM_BYTES, banked=True)
         self.scalar_registers: NDArray[np.float32] = np.full(PARTITIONS, np.nan, np.float32)
         self.vector_registers: NDArray[np.float32] = np.full(PARTITIONS, np.nan, np.float32)
+        self.was_reset: set[str] = set()
 
     def tick(self, engine: str, name: str, cycles: float, shared: float = 0.0) -> None:
         """Count one instruction of an engine, without the cycles that it shares with those before it."""

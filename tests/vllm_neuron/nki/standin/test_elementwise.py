@@ -243,6 +243,19 @@ def test_activation_registers_accumulate_over_instructions():
     assert np.allclose(run(kernel, x)[:, 0], x.sum(axis=1), rtol=1e-5, atol=1e-6)
 
 
+def test_registers_that_hold_nan_were_reset():
+    """A row of NaN sums to NaN, as on hardware: it is no fault of the kernel."""
+
+    def body(x):
+        total = empty((2, 1))
+        result = empty((2, 4))
+        command = nisa.reduce_cmd.reset_reduce
+        nisa.activation(result, nl.exp, tile(x), reduce_op=nl.add, reduce_res=total, reduce_cmd=command)
+        return out(total)
+
+    assert np.isnan(run(body, np.full((2, 4), np.nan, np.float32))).all()
+
+
 def test_registers_that_were_never_reset_are_refused():
     def kernel(a):
         t, s = empty((8, 16)), empty((8, 1))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_neuron.nki.standin.core import current, fail
+from vllm_neuron.nki.standin.core import Core, current, fail
 from vllm_neuron.nki.standin.counts import FIXED_CYCLES
 from vllm_neuron.nki.standin.isa import operands as o
 from vllm_neuron.nki.standin.isa.enums import reduce_cmd as commands
@@ -55,12 +55,13 @@ def activation(
         registers = core.scalar_registers
         if reduce_cmd in _RESETS:
             registers[:] = 0
+            core.was_reset.add("scalar")
         if reduce_cmd in _ADDS:
             registers[:n] += value.sum(axis=tuple(range(1, value.ndim)), dtype=np.float32)
     o.store(t, value)
     core.tick("scalar", "activation", max(FIXED_CYCLES, d.size // n))
     if reduce_res is not None:
-        _registers(core.scalar_registers[:n], reduce_res, n, "activation")
+        _registers(core, reduce_res, n)
         core.tick("scalar", "activation.reduce_res", FIXED_CYCLES)
 
 
@@ -70,13 +71,13 @@ def _factor(value: Any, d: Tensor, argument: str, kinds: tuple[str, ...]) -> Any
     return o.scalar(value, d, argument)
 
 
-def _registers(registers: Any, reduce_res: Tensor, n: int, what: str) -> None:
-    r = o.target(reduce_res, f"{what}.reduce_res")
+def _registers(core: Core, reduce_res: Tensor, n: int) -> None:
+    r = o.target(reduce_res, "activation.reduce_res")
     if r.shape[0] != n or r.size != n:
-        fail(f"{what}.reduce_res", r.shape, f"({n}, 1)")
-    if np.isnan(registers).all():
-        fail(f"{what}.reduce_res", "registers never reset", "reduce_cmd.reset or reset_reduce before the first read")
-    o.store(r, registers.copy())
+        fail("activation.reduce_res", r.shape, f"({n}, 1)")
+    if "scalar" not in core.was_reset:
+        fail("activation.reduce_res", "registers never reset", "reduce_cmd.reset or reset_reduce before the first read")
+    o.store(r, core.scalar_registers[:n].copy())
 
 
 def activation_reduce(

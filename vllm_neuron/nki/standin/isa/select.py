@@ -26,6 +26,7 @@ def _maximum(core: Core, values: Any, reduce_res: Tensor | None, command: Any, r
     registers = core.vector_registers
     if command in (commands.reset, commands.reset_reduce):
         registers[:] = -np.inf
+        core.was_reset.add("vector")
     if command in (commands.reduce, commands.reset_reduce):
         registers[:n] = np.maximum(registers[:n], values.reshape(n, -1).max(axis=1))
     if reduce_res is None:
@@ -33,7 +34,7 @@ def _maximum(core: Core, values: Any, reduce_res: Tensor | None, command: Any, r
     r = o.target(reduce_res, f"{what}.reduce_res")
     if r.shape[0] != n or r.size != n:
         fail(f"{what}.reduce_res", r.shape, f"({n}, 1)")
-    if command is commands.idle or np.isnan(registers[:n]).all():
+    if command is commands.idle or "vector" not in core.was_reset:
         fail(f"{what}.reduce_res", command, "reduce_cmd.reset_reduce or reduce, after a reset")
     o.store(r, registers[:n].copy())
 
