@@ -93,7 +93,8 @@ def flash_attention(
         scale: factor on the scores.
         softcap: scores become ``softcap * tanh(score / softcap)`` before the mask.
         sinks_N: [N], one extra logit a head that takes weight and gives nothing (gpt-oss).
-        bias_BNQS: float32 [B, N, Q, S], added to the scores after the soft cap (ALiBi).
+        bias_BNQS: float32 [B, N, Q, S], added to the scores after the soft cap (ALiBi); of each row's visible
+            keys one has a finite bias at least.
         causal: no query sees a key after its own place, whatever the mask says: key j only where ``j <= i + S - Q``. A
             kernel leaves those keys out.
 
