@@ -81,6 +81,19 @@ def test_prior_keys(on_cores, agree, normal, keys, cores):
     both(on_cores, agree, cores, q, k, v, mask, causal=True, **extras(normal, q, keys, sinks=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("queries, keys", [(128, 128), (140, 653), (300, 300), (40, 2200)])
+@pytest.mark.parametrize("heads, size, cores", [((3, 1), 64, 1), ((5, 5), 64, 2), ((3, 1), 48, 2), ((5, 1), 32, 1),
+                                                ((2, 2), 16, 2)])  # fmt: skip
+def test_small_heads_share_the_array(on_cores, agree, normal, heads, size, cores, queries, keys, dtype):
+    """Blocks of keys on every part of it, whole ones and the last, which causality may cut elsewhere."""
+    q, k, v = operands(normal, queries, keys, heads, (size, size), dtype)
+    mask = normal(9, 1, queries, keys) > -1
+    mask[..., 0] = True
+    for causal in (True, False):
+        both(on_cores, agree, cores, q, k, v, mask, causal=causal, **extras(normal, q, keys, softcap=3.0, bias=True))
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 def test_first_section_shows_nothing(on_cores, agree, normal, cores):
     """What a section without a visible key leaves behind is undone by the next one."""

@@ -32,6 +32,18 @@ def mirrored(monkeypatch):
     monkeypatch.setattr(nisa, "nc_transpose", broken)
 
 
+def first_part(monkeypatch):
+    """Every part of the array gets the keys of the first one."""
+
+    def change(keywords):
+        m = keywords["moving"]
+        if m.start >= m.storage.row:
+            keywords["moving"] = type(m)(m.storage, m.shape, m.steps, m.start % m.storage.row, m.dtype)
+        return keywords
+
+    patched(monkeypatch, "nc_matmul", change)
+
+
 def swapped_blocks(monkeypatch):
     """The transposing DMA exchanges its blocks."""
     whole = nisa.dma_transpose
@@ -136,6 +148,11 @@ def flash_bf16(normal):
     return flash(normal, torch.bfloat16, causal=True)
 
 
+def flash_64(normal):
+    q, k, v = normal(1, 1, 300, 3, 64), normal(2, 1, 300, 1, 64), normal(3, 1, 300, 1, 64)
+    return NF.flash_attention, (q, k, v, prefill_mask(300)), {"scale": 0.125, "causal": True}
+
+
 def flash_bound(normal):
     return flash(normal, mask=torch.ones(1, 300, 300, dtype=torch.bool), causal=True)
 
@@ -158,6 +175,12 @@ def segmented(normal):
     return NF.segmented_attention, (q, cache.pages, cache.blocks_BM, cache.mask_BQS), {"kv_heads": 1, "scale": 0.08}
 
 
+def segmented_48(normal):
+    cache = paged(normal, 1, 24, 16, 48 + 32, 150, torch.bfloat16)
+    q = normal(1, 1, 150, 3, 48, dtype=torch.bfloat16)
+    return NF.segmented_attention, (q, cache.pages, cache.blocks_BM, cache.mask_BQS), {"kv_heads": 1, "scale": 0.14}
+
+
 def mixture(normal):
     tensors = normal(1, 3, 200), torch.ones(3, 2), torch.tensor([[1, 4], [2, 5], [3, 1]])
     return NF.moe_experts, (*tensors, normal(2, 6, 400, 200, scale=0.1), normal(3, 6, 200, 200)), {}
@@ -174,6 +197,8 @@ def large(normal):
 CASES = [
     *((overwrite, case, 1) for case in (flash, decode, segmented, mixture)),
     *((mirrored, case, 1) for case in (flash, decode, segmented, mixture)),
+    *((mirrored, case, 1) for case in (flash_64, segmented_48)),
+    *((first_part, case, 1) for case in (flash_64, segmented_48)),
     (swapped_blocks, flash_bf16, 1),
     *((shown_as_zero, case, 1) for case in (flash, decode, segmented)),
     *((all_kept, case, 1) for case in (flash_bound, high_decode)),

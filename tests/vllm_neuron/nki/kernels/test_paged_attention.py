@@ -81,6 +81,26 @@ def test_small_heads_share_the_tensor_engine(on_cores, agree, normal, size, head
     call(on_cores, agree, NF.attention_decode, 1, q, cache, **extras(normal, q, cache, heads[1], sinks=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("blocks", [(8, 16), (41, 16), (150, 16)])
+@pytest.mark.parametrize("heads, size, cores", [((3, 1), 64, 1), ((3, 1), 48, 2), ((4, 2), 64, 2), ((5, 1), 32, 1),
+                                                ((2, 2), 16, 2)])  # fmt: skip
+def test_segments_of_small_heads_share_the_array(on_cores, agree, normal, heads, size, cores, blocks, dtype):
+    """Blocks of keys on every part of it, from whole rows of the cache and from parts of them, and the last keys."""
+    q, cache = case(normal, 1, min(130, blocks[0] * blocks[1]), blocks, heads, (size, size), dtype)
+    call(on_cores, agree, NF.segmented_attention, cores, q, cache, **extras(normal, q, cache, heads[1], bias=True))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("size, value_size", [(64, 48), (40, 40)])
+def test_segments_of_a_small_latent_cache(on_cores, agree, normal, size, value_size, cores):
+    """Keys are their own values; 40 of them leave a part of the array with rows to spare."""
+    cache = paged(normal, 1, 20, 16, size, 140, torch.bfloat16)
+    q = normal(1, 1, 140, 3, size, dtype=torch.bfloat16)
+    options = {"kv_heads": 1, "scale": 0.15, "latent_size": value_size}
+    call(on_cores, agree, NF.segmented_attention, cores, q, cache, **options)
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("operation", sorted(OPERATIONS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
