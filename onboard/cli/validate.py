@@ -121,6 +121,10 @@ def validate(
         max_length=max_length,
     )
     _check(request)
+    if output is not None:
+        from onboard.report.write import check
+
+        check(output)
     folder = None
     if report is not None:
         from onboard.report.accuracy_files import prepare

@@ -29,8 +29,9 @@ def title(level: LevelResult) -> str:
 
 def summary(report: Report) -> str:
     """One sentence for the end of the terminal view."""
-    place = f"; {report.place.words()}" if report.place and not report.passed else ""
-    return f"{report.model}: {report.verdict}{place}"
+    place = report.place.words() if report.place and not report.passed else ""
+    told = f"; {place}" if place and place not in report.verdict else ""
+    return f"{report.model}: {report.verdict}{told}"
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -28,8 +29,29 @@ def put(text: str, path: Path | None, *, option: str = "--output") -> None:
         else:
             _replace(target, data)
     except OSError as error:
-        expected = f"a file that can be written ({error.strerror})"
-        raise ConfigError(option, str(path), expected, "Name a file in a folder that you can write to.") from None
+        raise _refused(path, option, error) from None
+
+
+def check(path: Path, *, option: str = "--output") -> None:
+    """Try that ``path`` can be written, before the work whose result it gets; nothing is left behind.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    target = path.resolve()
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not target.exists() or target.is_file():
+            with tempfile.TemporaryFile(dir=target.parent):
+                pass
+    except OSError as error:
+        raise _refused(path, option, error) from None
+
+
+def _refused(path: Path, option: str, error: OSError) -> ConfigError:
+    expected = f"a file that can be written ({error.strerror})"
+    return ConfigError(option, str(path), expected, "Name a file in a folder that you can write to.")
 
 
 def _replace(target: Path, data: str) -> None:

@@ -128,6 +128,8 @@ def test_code_of_a_package_that_stops_is_named(capsys, tmp_path):
         (["--thresholds", "none.toml"], Exit.BAD_INPUT, "can be read"),
         (["--package", "nowhere"], Exit.BAD_INPUT, "PACKAGE"),
         (["--report", "empty.txt"], Exit.BAD_INPUT, "--report"),
+        (["--output", "no/such/folder/x.md"], Exit.BAD_INPUT, "--output"),
+        (["--output", "."], Exit.BAD_INPUT, "Is a directory"),
         (["--level", "3", "--server", "http://127.0.0.1:9"], Exit.USAGE, "does not show its modules"),
         (["--level", "3", "--tasks", "plain_facts"], Exit.USAGE, "needs level 1"),
         (["--level", "1", "--prompts", "long.txt"], Exit.USAGE, "needs level 2"),
