@@ -29,12 +29,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_neuron.nki.api import nisa, nki, nl
+from vllm_neuron.nki.kernels.attention_load import load_queries, load_section, transposed
+from vllm_neuron.nki.kernels.attention_scores import masked_scores
 
 P = 128
-BANK = 512
 SECTION = 2048
 STATE_BYTES = 48 * 1024
-MASKED = -1.0e30
 
 
 @dataclass
@@ -211,7 +211,7 @@ def _kv_head(job: Any, b: int, kv: int, first_tile: int, step: int, first_g: int
     bundle = max(1, STATE_BYTES // (heads * unit))
     loaded = None
     if job.keys <= SECTION:
-        loaded = _load(job, b, kv, 0, job.keys)
+        loaded = load_section(job, b, kv, 0, job.keys)
     for start in range(0, own, bundle):
         count = min(bundle, own - start)
         for g in range(first_g, last_g, heads):
@@ -221,7 +221,7 @@ def _kv_head(job: Any, b: int, kv: int, first_tile: int, step: int, first_g: int
 def _bundle(job: Any, b: int, kv: int, first_tile: int, step: int, count: int, g: int, heads: int, loaded: Any) -> None:
     """``count`` query tiles, ``step`` apart, of ``heads`` query heads from ``g`` on."""
     state = State(
-        qt=_queries(job, b, kv, first_tile, step, count, g, heads),
+        qt=load_queries(job, b, kv, first_tile, step, count, g, heads),
         top=nl.ndarray((P, count, heads), dtype=nl.float32, buffer=nl.sbuf),
         total=nl.ndarray((P, count, heads), dtype=nl.float32, buffer=nl.sbuf),
         product=None,
@@ -236,7 +236,7 @@ def _bundle(job: Any, b: int, kv: int, first_tile: int, step: int, count: int, g
             continue
         if loaded == None:
             kt_v = None
-            kt_v = _load(job, b, kv, start, size)
+            kt_v = load_section(job, b, kv, start, size)
         for i in range(count):
             q0 = (first_tile + i * step) * P
             _tiles(job, state, kt_v, b, kv * job.group + g, heads, i, q0, start, size)
@@ -282,196 +282,6 @@ def _after(job: Any, mask: Any, q0: int, rows: int, start: int, seen: int) -> No
     )
 
 
-def _transposed(dst: Any, tiles: Any, at: int, count: int, rows: int, column: int, size: int, each: int = 1) -> None:
-    """``dst[:size, i, :rows] = tiles[:rows, at + i, column : column + size].T``, a PSUM bank at a time.
-
-    ``each`` neighbouring tiles are transposed at once, below each other.
-    """
-    per = BANK * 4 // P // (4 if tiles.dtype == nl.float32 else 2)
-    for start in range(0, count, per):
-        n = min(per, count - start)
-        psum = nl.ndarray((P, per, P), dtype=tiles.dtype, buffer=nl.psum)
-        for i in range(n):
-            tile = at + (start + i) * each
-            nisa.nc_transpose(
-                dst=psum[: each * size, i, :rows],
-                data=tiles[:rows, tile : tile + each, column : column + size],
-                engine=nisa.engine.tensor,
-            )
-        nisa.tensor_copy(dst=dst[: each * size, start : start + n, :rows], src=psum[: each * size, :n, :rows])
-
-
-def _queries(job: Any, b: int, kv: int, first_tile: int, step: int, count: int, g: int, heads: int) -> Any:
-    """q^T [D of a chunk, chunk, tile, head, query], in the partitions of every part."""
-    chunks = (job.size + P - 1) // P
-    head = kv * job.group + g
-    qt = nl.ndarray((P, chunks, count, heads, P), dtype=job.q.dtype, buffer=nl.sbuf)
-    for i in range(count):
-        q0 = (first_tile + i * step) * P
-        rows = min(P, job.queries - q0)
-        if rows == P and job.q.dtype != nl.float32:
-            _, queries, all_heads, size = job.q.shape
-            at = ((b * queries + q0) * all_heads + head) * size
-            for c in range(chunks):
-                width = min(P, size - c * P)
-                source = job.q.ap([[all_heads * size, P], [size, heads], [1, width]], offset=at + c * P)
-                nisa.dma_transpose(dst=qt[:width, c, i, :, :], src=source, axes=(2, 1, 0))
-        else:
-            tile = nl.ndarray((P, heads, job.size), dtype=job.q.dtype, buffer=nl.sbuf)
-            nisa.dma_copy(dst=tile[:rows, :, :], src=job.q[b, q0 : q0 + rows, head : head + heads, :])
-            for c in range(chunks):
-                _transposed(qt[:, c, i, :, :], tile, 0, heads, rows, c * P, min(P, job.size - c * P))
-        for part in range(1, job.parts):
-            low = part * (P // job.parts)
-            nisa.dma_copy(dst=qt[low : low + job.size, 0, i, :, :rows], src=qt[: job.size, 0, i, :, :rows])
-    return qt
-
-
-def _load(job: Any, b: int, kv: int, start: int, size: int) -> Any:
-    """k^T [D of a chunk, chunk, slot, key], v [key of a tile, tile, E] of a section, and its whole tiles of 128 keys.
-
-    Tile i of the keys is slot i // parts in the partitions of part i % parts; the last ``size % 128`` keys have a slot
-    after those, in part 0. Dense, key j is column j of the scores. Paged, each of 128 partitions holds neighbouring
-    keys, so that runs of them are read at once: with t = size // 128, key p * t + i is column i * 128 + p; the last
-    ``size % 128`` keys are in order.
-    """
-    full, rest = size // P, size % P
-    tiles = full + (1 if rest > 0 else 0)
-    chunks = (job.size + P - 1) // P
-    slots = (full + job.parts - 1) // job.parts
-    kt = nl.ndarray((P, chunks, slots + tiles - full, P), dtype=job.q.dtype, buffer=nl.sbuf)
-    by_dma = 0
-    if job.slots == None and job.q.dtype != nl.float32:
-        by_dma = full
-    k = None
-    if job.slots == None:
-        v = nl.ndarray((P, tiles, job.value_size), dtype=job.q.dtype, buffer=nl.sbuf)
-        _dense_keys(job, kt, b, kv, start, by_dma)
-        _dense(job.v, v, b, kv, start, full, rest)
-        if by_dma < tiles:
-            k = _key_tiles(job, tiles - by_dma)
-            _dense(job.k, k[:, :, : job.size], b, kv, start + by_dma * P, full - by_dma, rest)
-    else:
-        k, v = _paged(job, b, kv, start, full, rest)
-    for c in range(chunks):
-        width = min(P, job.size - c * P)
-        if by_dma < full:
-            _transposed_keys(job, kt[:, c, :, :], k, full, c * P, width)
-        if rest > 0:
-            _transposed(kt[:, c, slots:, :], k, full - by_dma, 1, rest, c * P, width)
-    return kt, v, full
-
-
-def _key_tiles(job: Any, tiles: int) -> Any:
-    """Room for keys [128, tile, D]; with row tiling D is filled up with zeros to the rows of a part."""
-    width = job.size if job.parts == 1 else P // job.parts
-    k = nl.ndarray((P, tiles, width), dtype=job.q.dtype, buffer=nl.sbuf)
-    if width > job.size:
-        nisa.memset(dst=k[:, :, job.size :], value=0.0)
-    return k
-
-
-def _transposed_keys(job: Any, kt: Any, k: Any, full: int, column: int, width: int) -> None:
-    """k^T of a chunk from whole tiles of keys: those of one slot at once."""
-    whole, left = full // job.parts, full % job.parts
-    rows = width if job.parts == 1 else P // job.parts
-    if whole > 0:
-        _transposed(kt[:, :whole, :], k, 0, whole, P, column, rows, job.parts)
-    if left > 0:
-        _transposed(kt[:, whole : whole + 1, :], k, whole * job.parts, 1, P, column, rows, left)
-
-
-def _dense_keys(job: Any, kt: Any, b: int, kv: int, start: int, tiles: int) -> None:
-    """k^T of whole tiles of dense keys, transposed on their way from HBM, a part of the array at a time."""
-    _, keys, heads, size = job.k.shape
-    row = heads * size
-    for part in range(min(job.parts, tiles)):
-        low, count = part * (P // job.parts), (tiles - part + job.parts - 1) // job.parts
-        for c in range(kt.shape[1]):
-            width = min(P, size - c * P)
-            offset = (b * keys + start + part * P) * row + kv * size + c * P
-            source = job.k.ap([[row, P], [job.parts * P * row, count], [1, width]], offset=offset)
-            nisa.dma_transpose(dst=kt[low : low + width, c, :count, :], src=source, axes=(2, 1, 0))
-
-
-def _dense(x: Any, dst: Any, b: int, kv: int, start: int, full: int, rest: int) -> None:
-    """Keys or values [B, S, K, width] of one head into tiles of 128 keys."""
-    _, keys, heads, width = x.shape
-    row = heads * width
-    base = (b * keys + start) * row + kv * width
-    if full > 0:
-        source = x.ap([[row, P], [P * row, full], [1, width]], offset=base)
-        nisa.dma_copy(dst=dst[:, :full, :], src=source)
-    if rest > 0:
-        nisa.dma_copy(dst=dst[:rest, full, :], src=x.ap([[row, rest], [1, width]], offset=base + full * P * row))
-
-
-def _paged(job: Any, b: int, kv: int, start: int, full: int, rest: int) -> Any:
-    """Keys [128, tile, D] and values [128, tile, E] of one head: whole rows of the cache where there is no other head,
-    else both parts of them.
-    """
-    tiles = full + (1 if rest > 0 else 0)
-    row = job.k.shape[1]
-    if job.kv_heads == 1 and (job.parts == 1 or job.size * job.parts == P):
-        both = nl.ndarray((P, tiles, row), dtype=job.q.dtype, buffer=nl.sbuf)
-        _gather(job, both, None, b, 0, 0, start, full, rest)
-        return both[:, :, : job.size], both[:, :, job.value_start : job.value_start + job.value_size]
-    k = _key_tiles(job, tiles)
-    keys = k[:, :, : job.size]
-    if job.value_start == 0:
-        _gather(job, keys, None, b, kv * job.size, 0, start, full, rest)
-        return k, k[:, :, : job.value_size]
-    v = nl.ndarray((P, tiles, job.value_size), dtype=job.q.dtype, buffer=nl.sbuf)
-    _gather(job, keys, v, b, kv * job.size, job.value_start + kv * job.value_size, start, full, rest)
-    return k, v
-
-
-def _gather(
-    job: Any, first: Any, second: Any, b: int, first_column: int, second_column: int, start: int, full: int, rest: int
-) -> None:
-    """One or two runs of columns of the rows of a section; see ``_load`` for their order."""
-    if full > 0:
-        slots = _slots(job, b, start, P, full)
-        _gather_columns(job, first, first_column, slots, P, full, 0)
-        if second != None:
-            _gather_columns(job, second, second_column, slots, P, full, 0)
-    if rest > 0:
-        slots = _slots(job, b, start + full * P, rest, 1)
-        _gather_columns(job, first, first_column, slots, rest, 1, full)
-        if second != None:
-            _gather_columns(job, second, second_column, slots, rest, 1, full)
-
-
-def _slots(job: Any, b: int, start: int, partitions: int, each: int) -> Any:
-    """Slots of ``each`` neighbouring keys a partition."""
-    slots = nl.ndarray((partitions, each), dtype=nl.int32, buffer=nl.sbuf)
-    offset = b * job.keys + start
-    nisa.dma_copy(dst=slots, src=job.slots.ap([[each, partitions], [1, each]], offset=offset))
-    return slots
-
-
-def _gather_columns(job: Any, dst: Any, column: int, slots: Any, partitions: int, each: int, tile: int) -> None:
-    """Columns of the rows at ``slots``, into the tiles from ``tile`` on; runs of neighbours at once."""
-    run = _run(each, job.run)
-    row, width = job.k.shape[1], dst.shape[2]
-    for i in range(0, each, run):
-        source = job.k.ap(
-            [[row, partitions], [row, run], [1, width]],
-            offset=column,
-            vector_offset=slots[:, i : i + 1],
-            indirect_dim=0,
-        )
-        nisa.dma_copy(dst=dst[:partitions, tile + i : tile + i + run, :], src=source)
-
-
-def _run(each: int, run: int) -> int:
-    """The largest power of two that divides both."""
-    size = 1
-    while each % (2 * size) == 0 and run % (2 * size) == 0:
-        size = 2 * size
-    return size
-
-
 def _bias(job: Any, b: int, head: int, q0: int, rows: int, start: int, seen: int) -> Any:
     """The bias of one head, query tile and section, or None."""
     if job.bias == None:
@@ -479,21 +289,6 @@ def _bias(job: Any, b: int, head: int, q0: int, rows: int, start: int, seen: int
     tile = nl.ndarray((P, seen), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile[:rows, :], src=job.bias[b, head, q0 : q0 + rows, start : start + seen])
     return tile
-
-
-def _columns(job: Any, tile: Any, rows: int, seen: int, first: int, size: int, ordered: bool) -> Any:
-    """The part of a tile [query, key] for ``size`` columns of the scores: blocks ``first``, ``first + parts``, ...
-
-    Blocks are those of the scores in an ordered tile, else of ``_load``; columns after the last whole one are in order.
-    """
-    full = seen // P
-    if first >= full or full == 1 or (ordered and job.parts == 1):
-        return tile[:rows, first * P : first * P + size]
-    if ordered:
-        blocks = tile[:rows, : full * P].reshape((rows, full, P))
-    else:
-        blocks = tile[:rows, : full * P].reshape((rows, P, full)).permute((0, 2, 1))
-    return blocks[:, first : first + size // P * job.parts - job.parts + 1 : job.parts, :]
 
 
 def _tile(
@@ -521,7 +316,7 @@ def _tile(
         other = before
     elif job.sinks != None:
         other = job.sinks[:rows, head : head + 1]
-    _scores(job, state.qt[:, :, i, j, :], kt_v[0], kt_v[2], mask, bias, rows, seen, scores, top)
+    masked_scores(job, state.qt[:, :, i, j, :], kt_v[0], kt_v[2], mask, bias, rows, seen, scores, top)
     if other != None:
         nisa.tensor_tensor(dst=top, data1=top, data2=other, op=nl.maximum)
     shift = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -555,95 +350,6 @@ def _add_scaled(x: Any, factor: Any, y: Any) -> None:
     nisa.scalar_tensor_tensor(dst=x, data=x, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=y)
 
 
-def _scores(
-    job: Any, qt: Any, kt: Any, whole: int, mask: Any, bias: Any, rows: int, seen: int, scores: Any, top: Any
-) -> None:
-    """Masked scores into ``scores`` [query, key], and their maximum a row into ``top`` [query, 1].
-
-    ``whole``: tiles of 128 keys in the section, see ``_load``.
-    """
-    parts, blocks = job.parts, BANK // P
-    full, tail = seen // P, seen % P
-    if parts == 1 and job.slots == None:
-        full, tail = (seen + P - 1) // P, 0
-    groups = (full + parts * blocks - 1) // (parts * blocks)
-    pieces = 1 if tail > 0 else 0
-    if groups > 0:
-        pieces += (groups - 1) * parts + min(parts, full - (groups - 1) * parts * blocks)
-    tops = nl.ndarray((rows, pieces), dtype=nl.float32, buffer=nl.sbuf)
-    piece = 0
-    for group in range(groups):
-        slot = group * blocks
-        used = min(parts, full - slot * parts)
-        psum = nl.ndarray((P, used, BANK), dtype=nl.float32, buffer=nl.psum)
-        for i in range(used):
-            size = _piece(parts, full, seen, i, slot)
-            _multiply(job, psum[:rows, i, :size], qt, kt, i, slot, rows)
-        for i in range(used):
-            size = _piece(parts, full, seen, i, slot)
-            own = top if pieces == 1 else tops[:, piece : piece + 1]
-            _masked(job, psum[:rows, i, :size], mask, bias, rows, seen, slot * parts + i, scores, own)
-            piece += 1
-    if tail > 0:
-        part, slot = full % parts, full // parts
-        if full == whole:
-            part, slot = 0, (full + parts - 1) // parts
-        last = nl.ndarray((P, tail), dtype=nl.float32, buffer=nl.psum)
-        _multiply(job, last[:rows, :], qt, kt, part, slot, rows)
-        own = top if pieces == 1 else tops[:, piece : piece + 1]
-        _masked(job, last[:rows, :], mask, bias, rows, seen, full, scores, own)
-    if pieces > 1:
-        nisa.tensor_reduce(dst=top, op=nl.maximum, data=tops, axis=1)
-
-
-def _piece(parts: int, full: int, seen: int, part: int, slot: int) -> int:
-    """Columns of a part in one bank, from a slot on."""
-    own = (full - part + parts - 1) // parts
-    return min(min(BANK // P, own - slot) * P, seen - slot * P)
-
-
-def _multiply(job: Any, dst: Any, qt: Any, kt: Any, part: int, slot: int, rows: int) -> None:
-    """Scores of neighbouring slots of one part of the array, as many as ``dst`` [query, key] holds."""
-    chunks, size = kt.shape[1], dst.shape[1]
-    columns = kt.reshape((P, chunks, kt.shape[2] * P))
-    height = P // job.parts
-    low = part * height
-    for c in range(chunks):
-        width = min(P, job.size - c * P)
-        nisa.nc_matmul(
-            dst=dst,
-            stationary=qt[low : low + width, c, :rows],
-            moving=columns[low : low + width, c, slot * P : slot * P + size],
-            accumulate=c > 0,
-            tile_position=(low, 0),
-            tile_size=(height, P),
-        )
-
-
-def _masked(
-    job: Any, source: Any, mask: Any, bias: Any, rows: int, seen: int, first: int, scores: Any, top: Any
-) -> None:
-    """Scores out of PSUM into their columns (see ``_columns``), and their maximum a row."""
-    size = source.shape[1]
-    in_order = job.slots == None
-    part = _columns(job, scores, rows, seen, first, size, True)
-    if job.inner != 0.0:
-        nisa.activation(dst=part, op=nl.tanh, data=source.reshape(part.shape), scale=job.inner)
-        source = part
-    if bias != None:
-        extra = _columns(job, bias, rows, seen, first, size, in_order)
-        nisa.scalar_tensor_tensor(
-            dst=part, data=source.reshape(part.shape), op0=nl.multiply, operand0=job.factor, op1=nl.add,
-            operand1=extra,
-        )  # fmt: skip
-        source = part
-    visible = _columns(job, mask, rows, seen, first, size, in_order)
-    nisa.select_reduce(
-        dst=part.reshape(visible.shape), predicate=visible, on_true=source.reshape(visible.shape),
-        on_false=MASKED, reduce_res=top, reduce_cmd=nisa.reduce_cmd.reset_reduce, reduce_op=nl.maximum,
-    )  # fmt: skip
-
-
 def _weighted(job: Any, weights: Any, v: Any, rows: int, seen: int) -> Any:
     """``weights @ v`` in PSUM, [query, E]."""
     full = seen // P
@@ -655,10 +361,10 @@ def _weighted(job: Any, weights: Any, v: Any, rows: int, seen: int) -> Any:
         if by_dma:
             nisa.dma_transpose(dst=wt[:, :full, :], src=blocks, axes=(2, 1, 0))
         else:
-            _transposed(wt[:, :full, :], blocks, 0, full, rows, 0, P)
+            transposed(wt[:, :full, :], blocks, 0, full, rows, 0, P)
     if full < tiles:
         tail = weights[:, full * P :].reshape((P, 1, seen - full * P))
-        _transposed(wt[:, full:, :], tail, 0, 1, rows, 0, seen - full * P)
+        transposed(wt[:, full:, :], tail, 0, 1, rows, 0, seen - full * P)
     product = nl.ndarray((P, job.value_size), dtype=nl.float32, buffer=nl.psum)
     for i in range(tiles):
         width = min(P, seen - i * P)
