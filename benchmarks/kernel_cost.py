@@ -82,6 +82,9 @@ def attention_rows() -> Iterator[Row]:
     flash = {"q": zeros(1, PREFILL, HEADS, HEAD), "k": kv, "v": kv, "mask": visible(1, PREFILL), "scale": 0.1}
     yield Row(FLASH, "prefill", flash, "tensor")
     yield Row(FLASH, "prefill", flash | {"causal": True}, "tensor")
+    small = zeros(1, PREFILL, KV_HEADS, 64)
+    halves = {"q": zeros(1, PREFILL, HEADS, 64), "k": small, "v": small, "causal": True}
+    yield Row(FLASH, "prefill, head size 64", flash | halves, "tensor")
     layout = {"scale": 0.1, "kv_heads": KV_HEADS, "value_size": HEAD, "value_start": KV_HEADS * HEAD, "run": 16}
     for wrapped, phase, rows, queries in ((SEGMENTED, "extend", 1, 512), (ATTENTION_DECODE, "decode", DECODE, 1)):
         cache = {
