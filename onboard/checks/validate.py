@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_LENGTH = 2048
 # Tokens that the default prompts may have at most; longer ones of a file are taken as they are.
 DEFAULT_PROMPT = 1024
+UNCHUNKED = "no prompt was prefilled in chunks: that path of the engine is not covered; --chunk 128 covers it"
 Say = Callable[[str, int, int], None]
 
 
@@ -37,6 +38,7 @@ class Request:
         model: checkpoint folder. package: a package's folder or module; None for the registered one.
         levels: of 1, 2, 3. reference: what level 1 is held against.
         prompts: file for level 2. dtype: that the engine computes in.
+        chunk: tokens of a prefill step of the engine; None for vLLM's default.
         server: URL of a running server; None for an engine in this process. timeout: seconds for one answer of it.
         tasks: of lm_eval. text: file for perplexity; None for the default one. thresholds: file of limits.
         limit: items a task. download: fetch data sets.
@@ -49,6 +51,7 @@ class Request:
     reference: Literal["fp32", "bf16"] = "fp32"
     prompts: Path | None = None
     dtype: str = "bfloat16"
+    chunk: int | None = None
     server: str | None = None
     timeout: float = 120.0
     tasks: Sequence[str] | None = None
@@ -84,7 +87,7 @@ def validate(request: Request, say: Say) -> Report:
 
     opened, max_length = _source(request, subject, tokenizer, options)
     with quiet(), running(subject):
-        return api.run(
+        report = api.run(
             subject.folder,
             opened,
             tokenizer=tokenizer,
@@ -94,6 +97,13 @@ def validate(request: Request, say: Say) -> Report:
             options=options,
             say=say,
         )
+    unchunked = request.server is None and options.prompts and not _chunked(request, options.prompts)
+    return replace(report, notes=(*report.notes, UNCHUNKED)) if unchunked else report
+
+
+def _chunked(request: Request, prompts: Sequence[Prompt]) -> bool:
+    """Some prompt's prefill takes more than one step."""
+    return request.chunk is not None and any(len(prompt.ids) - prompt.steps > request.chunk for prompt in prompts)
 
 
 def _options(request: Request, subject: Subject, tokenizer: Any) -> Options:
@@ -187,7 +197,9 @@ def _engine(request: Request, subject: Subject, room: int) -> AbstractContextMan
     from vllm_neuron.accuracy.inputs import tokenizer_id
     from vllm_neuron.vllm.offline import EngineOptions, EngineSource
 
-    options = EngineOptions(dtype=request.dtype, max_model_len=room + 1, max_num_seqs=8)
+    options = EngineOptions(
+        dtype=request.dtype, max_model_len=room + 1, max_num_seqs=8, max_num_batched_tokens=request.chunk
+    )
     return EngineSource(subject.folder, options, package=subject.uninstalled, tokenizer_id=tokenizer_id(subject.folder))
 
 

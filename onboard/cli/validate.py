@@ -73,6 +73,9 @@ TextOption = Annotated[
 ThresholdsOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Level 1: limits, .toml or .json.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Level 1: only the first so many items a task.")]
 DownloadOption = Annotated[bool, typer.Option("--download", help="Fetch data sets that are not here.")]
+ChunkOption = Annotated[
+    int | None, typer.Option(min=16, help="Tokens of a prefill step of the engine: longer prompts run in chunks.")
+]
 DtypeOption = Annotated[Dtype, typer.Option(help="That the engine computes in.")]
 MaxLengthOption = Annotated[int, typer.Option(min=2, help="Tokens of the longest prompt.")]
 
@@ -92,6 +95,7 @@ def validate(
     limit: LimitOption = None,
     download: DownloadOption = False,
     dtype: DtypeOption = Dtype.BFLOAT16,
+    chunk: ChunkOption = None,
     max_length: MaxLengthOption = 2048,
     format: ViewOption = View.TEXT,
     output: OutputOption = None,
@@ -111,6 +115,7 @@ def validate(
         reference=reference.value,
         prompts=prompts,
         dtype=dtype.value,
+        chunk=chunk,
         server=server,
         timeout=timeout,
         tasks=[name for name in tasks.split(",") if name] if tasks is not None else None,
@@ -161,6 +166,8 @@ def _check(request: Request) -> None:
     ):
         if given is not None and level not in request.levels:
             raise typer.BadParameter(f"it needs level {level}", param_hint=name)
+    if request.chunk is not None and (request.server is not None or not {1, 2} & set(request.levels)):
+        raise typer.BadParameter("it needs an engine in this process: level 1 or 2", param_hint="--chunk")
     if request.tasks == []:
         raise typer.BadParameter("it names no task", param_hint="--tasks")
     if request.reference == "bf16" and 1 not in request.levels:

@@ -119,8 +119,8 @@ def logit_validation(
         one = _validate(target if alone or batch is None else batch, prompt, expected, baseline, limits, text)
         if not alone:
             one = replace(one, result=replace(one.result, name=f"{prompt.name}, in a batch of {len(mates)}"))
-        if one.result.outcome == "fail" and place is None and locate is not None:
-            place = locate(one.result)
+        if one.result.outcome == "fail" and locate is not None:
+            place, locate = locate(one.result), None
             if place is not None:
                 one = replace(one, result=located(one.result, place))
         done.append(one)

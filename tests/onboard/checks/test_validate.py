@@ -46,14 +46,14 @@ def process(*arguments: str | Path, **options) -> subprocess.Popen:
 
 def test_the_engine_in_this_process_passes_and_json_is_alone_on_stdout(folder, tmp_path):
     report = tmp_path / "report"
-    child = process(folder, "--limit", "4", "--report", report, "--format", "json")
+    child = process(folder, "--limit", "4", "--chunk", "64", "--report", report, "--format", "json")
     out, err = child.communicate(timeout=300)
     assert child.returncode == 0, out[-3000:] + err[-3000:]
     found = Report.from_json(json.loads(out))
     assert found.passed and [level.level for level in found.levels] == [3, 2, 1]
     two = found.level(2)
     assert all(prompt.layers for prompt in two.prompts) and "window" not in " ".join(two.not_covered)
-    assert "on vLLM, bfloat16" in found.target
+    assert "on vLLM, bfloat16, chunks of 64" in found.target and not any("chunks" in note for note in found.notes)
     assert sorted(path.name for path in report.iterdir()) == ["report.html", "report.json", "report.md"]
     assert Report.from_json(json.loads((report / "report.json").read_text())) == found
     assert [line for line in err.splitlines() if not line.startswith("report: ")] == []
@@ -131,6 +131,8 @@ def test_code_of_a_package_that_stops_is_named(capsys, tmp_path):
         (["--output", "no/such/folder/x.md"], Exit.BAD_INPUT, "--output"),
         (["--output", "."], Exit.BAD_INPUT, "Is a directory"),
         (["--level", "3", "--server", "http://127.0.0.1:9"], Exit.USAGE, "does not show its modules"),
+        (["--level", "3", "--chunk", "64"], Exit.USAGE, "an engine in this process"),
+        (["--server", "http://127.0.0.1:9", "--chunk", "64"], Exit.USAGE, "an engine in this process"),
         (["--level", "3", "--tasks", "plain_facts"], Exit.USAGE, "needs level 1"),
         (["--level", "1", "--prompts", "long.txt"], Exit.USAGE, "needs level 2"),
         (["--level", "2", "--reference", "bf16"], Exit.USAGE, "needs level 1"),
