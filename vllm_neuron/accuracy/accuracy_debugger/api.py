@@ -159,7 +159,7 @@ class _Run:
             name = "the package in this process, without vLLM"
         place = next((level.place for level in self.found if level.place is not None), None)
         return Report(
-            verdict=_verdict(self.found, place),
+            verdict=_verdict(self.found, place, self.options.dtype),
             model=str(self.folder),
             package=self.package,
             target=name,
@@ -271,10 +271,11 @@ class References:
         gc.collect()
 
 
-def _verdict(levels: Sequence[LevelResult], place: Place | None) -> str:
+def _verdict(levels: Sequence[LevelResult], place: Place | None, dtype: str) -> str:
     outcome = worst(level.outcome for level in levels)
     if outcome == "pass":
-        return NEAR_TIES if any(level.verdict.startswith(NEAR_TIES) for level in levels) else EXPLAINED
+        explained = f"pass: what {dtype} explains" if dtype == "float32" else EXPLAINED
+        return NEAR_TIES if any(level.verdict.startswith(NEAR_TIES) for level in levels) else explained
     first = next(level for level in levels if level.outcome == outcome)
     words = first.verdict.partition(": ")[2]
     told = f"{outcome}: level {first.level}, {words}"
