@@ -104,7 +104,8 @@ def validate(
 
     The target is vLLM's engine in this process (CPU mode where there is no Neuron device), or a server. The
     references are Hugging Face in fp32 and bf16. Exit code 0 when all pass, 3 when an input can't be used or both sides
-    can't be compared, 4 when a part could not be run, 5 when a comparison fails.
+    can't be compared, 4 when a part could not be run, 5 when a comparison fails or nothing could be run (no server, code
+    of the package that stops).
     """
     from onboard.checks.validate import Request, validate
 
@@ -126,15 +127,7 @@ def validate(
         max_length=max_length,
     )
     _check(request)
-    if output is not None:
-        from onboard.report.write import check
-
-        check(output)
-    folder = None
-    if report is not None:
-        from onboard.report.accuracy_files import prepare
-
-        folder = prepare(report)
+    folder = _prepared(report, output)
     with Progress().track() as say:
         found = validate(request, say)
     if folder is not None:
@@ -174,6 +167,16 @@ def _check(request: Request) -> None:
         raise typer.BadParameter("it needs level 1", param_hint="--reference bf16")
     if request.server is not None and request.dtype == "float32":
         raise typer.BadParameter("a server computes in the dtype that it was started with", param_hint="--dtype")
+
+
+def _prepared(report: Path | None, output: Path | None) -> Path | None:
+    """The report's folder; what can't be written to is refused before the work."""
+    from onboard.report.accuracy_files import prepare
+    from onboard.report.write import check
+
+    if output is not None:
+        check(output)
+    return None if report is None else prepare(report)
 
 
 def _write(found: Report, folder: Path, *, quiet: bool) -> None:
