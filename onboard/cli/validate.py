@@ -104,8 +104,8 @@ def validate(
 
     The target is vLLM's engine in this process (CPU mode where there is no Neuron device), or a server. The
     references are Hugging Face in fp32 and bf16. Exit code 0 when all pass, 3 when an input can't be used or both sides
-    can't be compared, 4 when a part could not be run, 5 when a comparison fails or nothing could be run (no server, code
-    of the package that stops).
+    can't be compared, 4 when a part could not be run, 5 when a comparison fails or nothing could be run (no server,
+    or the package's own code stops).
     """
     from onboard.checks.validate import Request, validate
 
