@@ -44,9 +44,9 @@ def _level(level: LevelResult, console: Console) -> None:
     if level.not_covered:
         lines.append(f"not covered: {', '.join(level.not_covered)}")
     for line in lines:
-        console.print(Padding(plain(line), (0, 0, 0, 2)))
+        console.print(Padding(plain(line), (0, 0, 0, 2), expand=False))
     for note in dict.fromkeys(level.notes):
-        console.print(Padding(plain(note, "dim"), (0, 0, 0, 2)))
+        console.print(Padding(plain(note, "dim"), (0, 0, 0, 2), expand=False))
 
 
 def _prompt(prompt: PromptResult) -> str:
@@ -59,7 +59,7 @@ def _prompt(prompt: PromptResult) -> str:
 
 def _place(place: Place, console: Console) -> None:
     console.print(plain(f"{place.words()}, {place.kind}: {place.ours} against {place.theirs}", "bold red"))
-    console.print(Padding(plain(place.evidence), (0, 0, 0, 2)))
+    console.print(Padding(plain(place.evidence), (0, 0, 0, 2), expand=False))
 
 
 def _style(outcome: str) -> str:

@@ -57,7 +57,7 @@ def _row(row: Row, diff: Diff, console: Console) -> None:
     else:
         line.append_text(plain(f"{to_do} to write: {row.missing}", "red"))
     line.append_text(plain(f"  [{', '.join(row.affects)}]", "dim"))
-    console.print(Padding(line, (0, 0, 0, 2)))
+    console.print(Padding(line, (0, 0, 0, 2), expand=False))
 
 
 def _spelling(diff: Diff, console: Console) -> None:

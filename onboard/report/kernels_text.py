@@ -26,12 +26,14 @@ def show(report: KernelReport, console: Console) -> None:
             for line in some:
                 if line.why:
                     style = "yellow" if line.refused else "dim"
-                    console.print(Padding(plain(f"{line.operation}, {line.sizes}: {line.why}", style), (0, 0, 0, 2)))
+                    console.print(
+                        Padding(plain(f"{line.operation}, {line.sizes}: {line.why}", style), (0, 0, 0, 2), expand=False)
+                    )
     if report.left:
         console.print()
         console.print(plain("left to the compiler", "bold"))
         for operation, reason in report.left.items():
-            console.print(Padding(plain(f"{operation}: {reason}"), (0, 0, 0, 2)))
+            console.print(Padding(plain(f"{operation}: {reason}"), (0, 0, 0, 2), expand=False))
     measured = [row for row in report.rows if row.cost is not None]
     if measured:
         from onboard.report.kernels_cost import show as show_costs

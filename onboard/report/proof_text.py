@@ -46,4 +46,4 @@ def _list(console: Console, title: str, lines: list[str]) -> None:
         console.print()
         console.print(plain(title, "bold"))
         for line in lines:
-            console.print(Padding(plain(line), (0, 0, 0, 2)))
+            console.print(Padding(plain(line), (0, 0, 0, 2), expand=False))
