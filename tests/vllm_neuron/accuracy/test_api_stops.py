@@ -118,6 +118,7 @@ def test_ctrl_c_closes_the_target_and_keeps_what_is_finished(tiny, error, closes
     )
     assert [level.outcome for level in report.levels] == ["pass", "not run", "not run"]
     assert [prompt.name for prompt in report.level(2).prompts] == ["one"]
+    assert report.level(2).seconds > 0 and report.level(1).seconds == 0
     assert not report.level(3).partial and report.level(2).partial and report.level(1).partial
 
 

@@ -145,6 +145,7 @@ class _Run:
         self.notes: list[str] = []
         self.mates: list[Prompt] = []
         self.prompts: list[PromptResult] = []
+        self.begun: dict[int, float] = {}
         self.name = "not started"
         self.created, self.began = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
 
@@ -176,12 +177,10 @@ class _Run:
 
     def _guard(self, level: int, work: Callable[[], LevelResult]) -> None:
         """One level, of which an error is the verdict."""
-        begin = time.perf_counter()
+        self.begun[level] = time.perf_counter()
 
         def told(error: Exception) -> None:
-            prompts = self.prompts if level == 2 else ()
-            verdict = verdict_of(error, self._factory())
-            self.found.append(unfinished(level, verdict, prompts=prompts, seconds=time.perf_counter() - begin))
+            self.found.append(self._unfinished(level, verdict_of(error, self._factory())))
             self.references.release()
 
         with Kept(told):
@@ -197,8 +196,13 @@ class _Run:
         """Give every level that has no result one; whether there was such a level."""
         done = {level.level for level in self.found}
         left = [level for level in self.levels if level not in done]
-        self.found += [unfinished(level, verdict, prompts=self.prompts if level == 2 else ()) for level in left]
+        self.found += [self._unfinished(level, verdict) for level in left]
         return bool(left)
+
+    def _unfinished(self, level: int, verdict: str) -> LevelResult:
+        now = time.perf_counter()
+        prompts = self.prompts if level == 2 else ()
+        return unfinished(level, verdict, prompts=prompts, seconds=now - self.begun.get(level, now))
 
     def _factory(self) -> Any:
         return getattr(self.target, "factory", None)

@@ -71,7 +71,7 @@ def unfinished(level: int, verdict: str, *, prompts: Sequence[PromptResult] = ()
     if not verdict.startswith(outcome):
         first = next(each for each in prompts if each.outcome == outcome)
         verdict = f"{outcome}: {first.name!r}: {first.verdict.partition(': ')[2]}; then {why}"
-    notes = [f"{len(prompts)} prompts were finished before; what they cover was not counted"] if prompts else []
+    notes = [f"prompts finished before: {len(prompts)}; what they cover was not counted"] if prompts else []
     place = next((each.place for each in prompts if each.place is not None), None)
     return LevelResult(
         verdict, level, prompts=tuple(prompts), place=place, notes=tuple(notes), seconds=seconds, partial=True
