@@ -20,10 +20,11 @@ Band: what is declared of causality and window bounds the keys of each query til
 Dense, tiles of a bundle share sections and take their own blocks of them. Paged, blocks are spread over a section (see
 ``load_section``), so one or few tiles have sections of their own, and keys are gathered again for the next ones.
 
-Cost bound: the tensor engine, 2 * S cycles for a tile and head at D = E = 128, and about half of that with
-``causal``; 2 * window with a window. What is left above it: the rest of the blocks at the edges of the band, with a
-window up to 128 keys (with row tiling so many a part) a query; an odd block that has a part of the array for itself; D between 65 and 127, which fills
-the array as 128 does; E below 64, as a product takes no less than 64 cycles; transposes of fp32 and of paged keys.
+Cost bound: the tensor engine, 2 * S cycles for a tile and head at D = E = 128, about half of that with ``causal``, and
+2 * window with a window. What is left above it: the rest of the blocks at both edges of the band, with row tiling
+before a window up to a block for each part; an odd block that has a part of the array for itself; D between 65 and 127,
+which fills the array as 128 does; E below 64, as a product takes no less than 64 cycles; transposes of fp32 and of
+paged keys.
 
 Two programs of a logical core divide the KV heads; else the query tiles in turn; else the query heads of the one KV
 head.
