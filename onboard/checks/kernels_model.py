@@ -156,15 +156,17 @@ class DryModel:
             mask = torch.empty(1, queries, queries, dtype=torch.bool)
             return KVView(slots, None, mask, causal=True, window=reach.window)
         block_size = self.limits.block_size
-        sizes = {"block_size": block_size, "window": reach.window, "chunk": reach.chunk}
-        blocks = blocks_needed(shape.context, queries, **sizes)
-        whole = shape.phase is Phase.EXTEND and begins_with_window(shape.context, queries, **sizes)
+        window, chunk = reach.window, reach.chunk
+        blocks = blocks_needed(shape.context, queries, block_size=block_size, window=window, chunk=chunk)
+        declared = shape.phase is Phase.EXTEND and begins_with_window(
+            shape.context, queries, block_size=block_size, window=window, chunk=chunk
+        )
         return KVView(
             slots,
             torch.empty(rows, blocks, dtype=torch.int64),
             torch.empty(rows, queries, blocks * block_size, dtype=torch.bool),
             torch.empty(rows, dtype=torch.int64),
-            window=reach.window if whole else None,
+            window=window if declared else None,
         )
 
     @contextmanager
