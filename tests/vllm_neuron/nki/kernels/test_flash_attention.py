@@ -75,7 +75,7 @@ def test_masks_of_the_runner(on_cores, agree, normal, kind, cores):
 @settings(max_examples=60)
 @given(
     st.one_of(st.sampled_from([1, 128, 129, 512, 640]), st.integers(1, 700)),
-    st.one_of(st.sampled_from([1, 127, 128, 129, 256]), st.integers(1, 800)),
+    st.one_of(st.sampled_from([1, 2, 127, 128, 129, 130, 256]), st.integers(1, 800)),
     st.integers(1, 4), HEADS, SIZES, TYPES, OPTIONS, CORES, st.booleans(),
 )  # fmt: skip
 def test_any_declared_window(
@@ -95,7 +95,7 @@ def test_any_declared_window(
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("size", [16, 64, 128])
 @pytest.mark.parametrize(
-    "queries, keys, window", [(140, 700, 300), (140, 2300, 200), (2200, 2200, 50), (300, 2500, 2300)]
+    "queries, keys, window", [(300, 300, 130), (140, 700, 300), (140, 2300, 200), (2200, 2200, 50), (300, 2500, 2300)]
 )
 def test_windows_over_several_sections(on_cores, agree, normal, queries, keys, window, size, cores):
     """More keys than queries, tiles that begin in one section and end in the next, and sections that none sees."""
