@@ -7,12 +7,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from onboard.checks.subject import Subject, checkpoint_folder, find_subject, running
-from onboard.errors import RunError
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_LENGTH = 2048
 # Tokens that the default prompts may have at most; longer ones of a file are taken as they are.
 DEFAULT_PROMPT = 1024
+UNCHUNKED = "no prompt was prefilled in chunks: that path of the engine is not covered; --chunk 128 covers it"
 Say = Callable[[str, int, int], None]
 
 
@@ -37,6 +38,7 @@ class Request:
         model: checkpoint folder. package: a package's folder or module; None for the registered one.
         levels: of 1, 2, 3. reference: what level 1 is held against.
         prompts: file for level 2. dtype: that the engine computes in.
+        chunk: tokens of a prefill step of the engine; None for vLLM's default. tp: ranks of the engine; None for one.
         server: URL of a running server; None for an engine in this process. timeout: seconds for one answer of it.
         tasks: of lm_eval. text: file for perplexity; None for the default one. thresholds: file of limits.
         limit: items a task. download: fetch data sets.
@@ -49,6 +51,8 @@ class Request:
     reference: Literal["fp32", "bf16"] = "fp32"
     prompts: Path | None = None
     dtype: str = "bfloat16"
+    chunk: int | None = None
+    tp: int | None = None
     server: str | None = None
     timeout: float = 120.0
     tasks: Sequence[str] | None = None
@@ -59,13 +63,17 @@ class Request:
     max_length: int = MAX_LENGTH
 
 
-def validate(request: Request, say: Say) -> Report:
+def validate(request: Request, say: Say, keep: Callable[[Report], None] = lambda report: None) -> Report:
     """Run what is asked for; refuse early what can't be run.
 
+    Args:
+        request: what is asked for.
+        say: told what runs.
+        keep: given the report of what is finished when Ctrl-C or SIGTERM ends the run.
+
     Raises:
-        CheckpointError, ConfigError, UnsupportedError: an input that can't be used.
-        RunError: the plugin is not active in this process, the server does not answer, or the package's own code stops
-            with an exception.
+        CheckpointError, ConfigError, UnsupportedError: an input that can't be used, or no server at the URL.
+        RunError: the plugin is not active in this process, or the package's own code stops before the first level.
     """
     checkpoint_folder(request.model)
     # Read once, when torch is loaded. References and engine take turns on the same cores, often beside other programs.
@@ -83,8 +91,9 @@ def validate(request: Request, say: Say) -> Report:
     from onboard.probe.reference import quiet
 
     opened, max_length = _source(request, subject, tokenizer, options)
+    noted = partial(_noted, request, options)
     with quiet(), running(subject):
-        return api.run(
+        report = api.run(
             subject.folder,
             opened,
             tokenizer=tokenizer,
@@ -93,7 +102,32 @@ def validate(request: Request, say: Say) -> Report:
             package=subject.package,
             options=options,
             say=say,
+            keep=lambda cut: keep(noted(cut)),
         )
+    return noted(report)
+
+
+def _noted(request: Request, options: Options, report: Report) -> Report:
+    """The report with what the engine's options cover and what they leave out."""
+    two = report.level(2)
+    if request.server is not None or two is None or not any(prompt.rows for prompt in two.prompts):
+        return report
+    ranks = request.tp or 1
+    if ranks > 1:
+        told = replace(two, coverage=(*two.coverage, f"TP {ranks}"))
+    else:
+        told = replace(two, not_covered=(*two.not_covered, "TP (--tp 2 covers it)"))
+    levels = tuple(told if level.level == 2 else level for level in report.levels)
+    notes = report.notes if _chunked(request, options.prompts or ()) else (*report.notes, UNCHUNKED)
+    return replace(report, levels=levels, notes=notes)
+
+
+def _chunked(request: Request, prompts: Sequence[Prompt]) -> bool:
+    """Some prompt's prefill takes more than one step."""
+    from vllm_neuron.vllm.starting import PIPED_TOKENS
+
+    chunk = request.chunk or (PIPED_TOKENS if (request.tp or 1) > 1 else None)
+    return chunk is not None and any(len(prompt.ids) - prompt.steps > chunk for prompt in prompts)
 
 
 def _options(request: Request, subject: Subject, tokenizer: Any) -> Options:
@@ -180,14 +214,21 @@ def _server(request: Request, subject: Subject, tokenizer: Any) -> Any:
             key=envs.foreign("OPENAI_API_KEY") or "",
         )
     except NoAnswerError as error:
-        raise RunError(error.field, error.value, error.expected, error.action) from None
+        action = "Start the server, wait until its model is loaded, or correct the URL."
+        raise ConfigError("--server", f"{request.server} ({error.value})", "a server that answers", action) from None
 
 
 def _engine(request: Request, subject: Subject, room: int) -> AbstractContextManager[LogitsSource]:
     from vllm_neuron.accuracy.inputs import tokenizer_id
     from vllm_neuron.vllm.offline import EngineOptions, EngineSource
 
-    options = EngineOptions(dtype=request.dtype, max_model_len=room + 1, max_num_seqs=8)
+    options = EngineOptions(
+        dtype=request.dtype,
+        max_model_len=room + 1,
+        max_num_seqs=8,
+        max_num_batched_tokens=request.chunk,
+        tensor_parallel_size=request.tp or 1,
+    )
     return EngineSource(subject.folder, options, package=subject.uninstalled, tokenizer_id=tokenizer_id(subject.folder))
 
 
@@ -209,15 +250,22 @@ def _activate() -> None:
 
 @contextmanager
 def whole() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block: an import of torch that is interrupted aborts the process."""
+    """Ctrl-C and SIGTERM wait for the end of the block.
+
+    An import of torch that is interrupted aborts the process, and a report has three files.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     asked: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    before = {
+        number: signal.signal(number, lambda number, frame: asked.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if asked:
-        raise KeyboardInterrupt
+        signal.raise_signal(asked[0])

@@ -73,6 +73,10 @@ TextOption = Annotated[
 ThresholdsOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Level 1: limits, .toml or .json.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Level 1: only the first so many items a task.")]
 DownloadOption = Annotated[bool, typer.Option("--download", help="Fetch data sets that are not here.")]
+ChunkOption = Annotated[
+    int | None, typer.Option(min=16, help="Tokens of a prefill step of the engine: longer prompts run in chunks.")
+]
+TpOption = Annotated[int | None, typer.Option("--tp", min=1, metavar="N", help="Ranks of the engine. Default: 1.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="That the engine computes in.")]
 MaxLengthOption = Annotated[int, typer.Option(min=2, help="Tokens of the longest prompt.")]
 
@@ -92,6 +96,8 @@ def validate(
     limit: LimitOption = None,
     download: DownloadOption = False,
     dtype: DtypeOption = Dtype.BFLOAT16,
+    chunk: ChunkOption = None,
+    tp: TpOption = None,
     max_length: MaxLengthOption = 2048,
     format: ViewOption = View.TEXT,
     output: OutputOption = None,
@@ -99,8 +105,9 @@ def validate(
     """Validate a model on real weights: modules, tokens, tasks; and name the place of what is wrong.
 
     The target is vLLM's engine in this process (CPU mode where there is no Neuron device), or a server. The
-    references are Hugging Face in fp32 and bf16. Exit code 0 when all pass, 3 when an input can't be used or both sides
-    can't be compared, 4 when a part could not be run, 5 when a comparison fails.
+    references are Hugging Face in fp32 and bf16. Exit code 0 when all pass, 3 when an input can't be used (no server at
+    the URL) or both sides can't be compared, 4 when a part could not be run, 5 when a comparison fails or code of the
+    package or the engine stops; the other levels run nevertheless. After Ctrl-C the report holds what was finished.
     """
     from onboard.checks.validate import Request, validate
 
@@ -111,6 +118,8 @@ def validate(
         reference=reference.value,
         prompts=prompts,
         dtype=dtype.value,
+        chunk=chunk,
+        tp=tp,
         server=server,
         timeout=timeout,
         tasks=[name for name in tasks.split(",") if name] if tasks is not None else None,
@@ -121,19 +130,10 @@ def validate(
         max_length=max_length,
     )
     _check(request)
-    if output is not None:
-        from onboard.report.write import check
-
-        check(output)
-    folder = None
-    if report is not None:
-        from onboard.report.accuracy_files import prepare
-
-        folder = prepare(report)
+    folder = _prepared(report, output)
     with Progress().track() as say:
-        found = validate(request, say)
-    if folder is not None:
-        _write(found, folder, quiet=format is not View.TEXT)
+        found = validate(request, say, keep=lambda cut: _write(cut, folder, quiet=True))
+    _write(found, folder, quiet=format is not View.TEXT)
     emit(format, output, VIEWS, found)
     code = EXITS[found.outcome]
     if code is not Exit.OK:
@@ -161,6 +161,9 @@ def _check(request: Request) -> None:
     ):
         if given is not None and level not in request.levels:
             raise typer.BadParameter(f"it needs level {level}", param_hint=name)
+    for name, number in (("--chunk", request.chunk), ("--tp", request.tp)):
+        if number is not None and (request.server is not None or not {1, 2} & set(request.levels)):
+            raise typer.BadParameter("it needs an engine in this process: level 1 or 2", param_hint=name)
     if request.tasks == []:
         raise typer.BadParameter("it names no task", param_hint="--tasks")
     if request.reference == "bf16" and 1 not in request.levels:
@@ -169,8 +172,23 @@ def _check(request: Request) -> None:
         raise typer.BadParameter("a server computes in the dtype that it was started with", param_hint="--dtype")
 
 
-def _write(found: Report, folder: Path, *, quiet: bool) -> None:
+def _prepared(report: Path | None, output: Path | None) -> Path | None:
+    """The report's folder; what can't be written to is refused before the work."""
+    from onboard.report.accuracy_files import prepare
+    from onboard.report.write import check
+
+    if output is not None:
+        check(output)
+    return None if report is None else prepare(report)
+
+
+def _write(found: Report, folder: Path | None, *, quiet: bool) -> None:
+    from onboard.checks.validate import whole
     from onboard.report.accuracy_files import write
 
-    for path in write(found, folder):
+    if folder is None:
+        return
+    with whole():
+        paths = write(found, folder)
+    for path in paths:
         typer.echo(f"report: {path}", err=quiet)

@@ -11,9 +11,13 @@ from onboard.report.write import put
 from vllm_neuron.accuracy.results import Report
 from vllm_neuron.errors import ConfigError
 
+NAMES = ("report.json", "report.html", "report.md")
+
 
 def prepare(folder: Path) -> Path:
-    """Make the folder and try that it takes files, before hours of work.
+    """Make the folder, try that it takes files, and remove an earlier report: a run that ends early may not leave it.
+
+    Only files of the three names are removed.
 
     Raises:
         ConfigError: it is no folder, or can't be written to.
@@ -22,6 +26,8 @@ def prepare(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        for name in NAMES:
+            (folder / name).unlink(missing_ok=True)
     except OSError as error:
         expected = f"a folder that can be written to ({error.strerror})"
         raise ConfigError("--report", str(folder), expected, "Name another folder.") from None
@@ -34,11 +40,8 @@ def write(report: Report, folder: Path) -> list[Path]:
     Raises:
         ConfigError: a file can't be written; those of an earlier run are left as they were.
     """
-    files = {
-        "report.json": json.dumps(report.to_json(), separators=(",", ":"), allow_nan=False),
-        "report.html": accuracy_html.render(report),
-        "report.md": accuracy_markdown.render(report),
-    }
-    for name, text in files.items():
+    document = json.dumps(report.to_json(), separators=(",", ":"), allow_nan=False)
+    texts = (document, accuracy_html.render(report), accuracy_markdown.render(report))
+    for name, text in zip(NAMES, texts, strict=True):
         put(text, folder / name, option="--report")
-    return [folder / name for name in files]
+    return [folder / name for name in NAMES]

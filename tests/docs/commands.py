@@ -34,6 +34,7 @@ ELSEWHERE: dict[str, str] = {
     "onboard bisect models/smollm2 --package mymodel": "tests/onboard/cli/test_bisect.py",
     "onboard validate models/smollm2 --report report": "tests/onboard/checks/test_validate.py",
     "onboard validate models/smollm2 --level 3": "tests/vllm_neuron/accuracy/test_api.py",
+    "onboard validate models/smollm2 --level 2 --chunk 128": "tests/onboard/checks/test_validate.py",
     "onboard validate models/smollm2 --package mymodel": "tests/onboard/checks/test_validate.py",
     "onboard validate models/smollm2 --level 2 --level 1 --server http://127.0.0.1:8000": (
         "tests/onboard/checks/test_validate.py"

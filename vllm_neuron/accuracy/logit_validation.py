@@ -33,7 +33,7 @@ from vllm_neuron.accuracy.results import (
     TokenRow,
     worst,
 )
-from vllm_neuron.accuracy.side_by_side import SideBySide, companions
+from vllm_neuron.accuracy.side_by_side import in_batch
 from vllm_neuron.accuracy.sources import LogitsSource, Scored
 from vllm_neuron.accuracy.stats import Tally
 from vllm_neuron.accuracy.testing import judge
@@ -110,26 +110,21 @@ def logit_validation(
         prepare = getattr(source, "prepare", None)
         if prepare is not None and usable:
             prepare(usable)
-    mates = companions(target, [prompt for prompt in prompts if prompt.ids in usable])
-    batch = SideBySide(target, mates) if mates else None
+    batch = in_batch(target, [prompt for prompt in prompts if prompt.ids in usable])
     done: list[Validated] = []
     place: Place | None = None
-    for number, prompt in enumerate((*prompts, *mates)):
-        alone = number < len(prompts)
-        one = _validate(target if alone or batch is None else batch, prompt, expected, baseline, limits, text)
-        if not alone:
-            one = replace(one, result=replace(one.result, name=f"{prompt.name}, in a batch of {len(mates)}"))
-        if one.result.outcome == "fail" and place is None and locate is not None:
-            place = locate(one.result)
+    for prompt, source in (*((prompt, target) for prompt in prompts), *batch):
+        one = _validate(source, prompt, expected, baseline, limits, text)
+        if one.result.outcome == "fail" and locate is not None:
+            place, locate = locate(one.result), None
             if place is not None:
                 one = replace(one, result=located(one.result, place))
         done.append(one)
         if progress is not None:
             progress(one.result)
-    results = tuple(each.result for each in done)
     # What a batch gives again would count twice.
     pooled = _pooled(done[: len(prompts)], limits)
-    results = tuple(replace(r, coverage=_covered(r, reach or Reach())) for r in results)
+    results = tuple(replace(each.result, coverage=_covered(each.result, reach or Reach())) for each in done)
     missing = (reach or Reach()).missing(result.coverage for result in results)
     return LevelResult(
         verdict=_level_verdict(results, pooled),
@@ -139,11 +134,7 @@ def logit_validation(
         place=place,
         coverage=tuple(dict.fromkeys(label for result in results for label in result.coverage)),
         not_covered=missing,
-        notes=(
-            *_level_notes(results),
-            *((", ".join(missing) + " not covered",) if missing else ()),
-            *(() if mates else ("the prompts were served one by one; what a batch does is not covered",)),
-        ),
+        notes=_level_notes(results, missing, batched=bool(batch)),
         seconds=time.monotonic() - began,
         partial=any(result.partial for result in results),
     )
@@ -384,7 +375,7 @@ def _level_verdict(results: Sequence[PromptResult], pooled: ThreeWay | None) -> 
     return pooled.verdict if pooled is not None else EXPLAINED
 
 
-def _level_notes(results: Sequence[PromptResult]) -> tuple[str, ...]:
+def _level_notes(results: Sequence[PromptResult], missing: Sequence[str], *, batched: bool) -> tuple[str, ...]:
     notes = list(dict.fromkeys(note for result in results if result.outcome == "refused" for note in result.notes))
     ties, rows = sum(result.near_ties for result in results), sum(len(result.rows) for result in results)
     if ties:
@@ -392,4 +383,8 @@ def _level_notes(results: Sequence[PromptResult]) -> tuple[str, ...]:
     ended = [result.name for result in results if result.partial]
     if ended:
         notes.append("partial: " + ", ".join(ended))
+    if missing:
+        notes.append(", ".join(missing) + " not covered")
+    if not batched:
+        notes.append("the prompts were served one by one; what a batch does is not covered")
     return tuple(notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from vllm_neuron.accuracy.prompts import Prompt
@@ -28,6 +29,13 @@ def companions(target: LogitsSource, prompts: Sequence[Prompt]) -> list[Prompt]:
     decoded = {prompt.ids: prompt for prompt in reversed(prompts) if prompt.steps}
     chosen = sorted(decoded.values(), key=lambda prompt: len(prompt.ids))[:ROWS]
     return chosen if len(chosen) > 1 else []
+
+
+def in_batch(target: LogitsSource, prompts: Sequence[Prompt]) -> list[tuple[Prompt, LogitsSource]]:
+    """The companions among some prompts, named as such, each with the source that answers for the whole batch."""
+    mates = companions(target, prompts)
+    batch = SideBySide(target, mates) if mates else None
+    return [] if batch is None else [(replace(p, name=f"{p.name}, in a batch of {len(mates)}"), batch) for p in mates]
 
 
 class SideBySide:

@@ -46,14 +46,14 @@ def process(*arguments: str | Path, **options) -> subprocess.Popen:
 
 def test_the_engine_in_this_process_passes_and_json_is_alone_on_stdout(folder, tmp_path):
     report = tmp_path / "report"
-    child = process(folder, "--limit", "4", "--report", report, "--format", "json")
+    child = process(folder, "--limit", "4", "--chunk", "64", "--report", report, "--format", "json")
     out, err = child.communicate(timeout=300)
     assert child.returncode == 0, out[-3000:] + err[-3000:]
     found = Report.from_json(json.loads(out))
     assert found.passed and [level.level for level in found.levels] == [3, 2, 1]
     two = found.level(2)
     assert all(prompt.layers for prompt in two.prompts) and "window" not in " ".join(two.not_covered)
-    assert "on vLLM, bfloat16" in found.target
+    assert "on vLLM, bfloat16, chunks of 64" in found.target and not any("chunks" in note for note in found.notes)
     assert sorted(path.name for path in report.iterdir()) == ["report.html", "report.json", "report.md"]
     assert Report.from_json(json.loads((report / "report.json").read_text())) == found
     assert [line for line in err.splitlines() if not line.startswith("report: ")] == []
@@ -91,6 +91,56 @@ def test_ctrl_c_ends_it_cleanly(folder, tmp_path):
     assert list(report.iterdir()) == []
 
 
+# The command in this process, which sends itself a signal when the second prompt of level 2 is finished.
+STOPPED = """
+import contextlib, signal, sys
+from onboard.cli import main, validate
+class Progress:
+    @contextlib.contextmanager
+    def track(self):
+        def say(what, done, total):
+            if what.startswith("tokens: ") and done == 2:
+                signal.raise_signal(int(sys.argv[1]))
+        yield say
+validate.Progress = Progress
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+sys.exit(main.run(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (signal.SIGINT, Exit.INTERRUPTED),
+        pytest.param(signal.SIGTERM, Exit.TERMINATED, marks=pytest.mark.slow),
+    ],
+)
+def test_what_was_finished_before_a_signal_is_reported(sent, code, folder, tmp_path):
+    report = tmp_path / "report"
+    arguments = ["validate", folder, "--level", "3", "--level", "2", "--report", report]
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, str(sent.value), *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VLLM_NEURON_CPU_THREADS": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == code and done.stdout == "" and "Traceback" not in done.stderr, done.stderr[-3000:]
+    assert sorted(path.name for path in report.iterdir()) == ["report.html", "report.json", "report.md"]
+    found = Report.from_json(json.loads((report / "report.json").read_text()))
+    assert found.partial and found.level(3).passed and found.verdict == "not run: level 2, interrupted"
+    assert [prompt.passed for prompt in found.level(2).prompts] == [True, True]
+    assert "interrupted" in (report / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_two_ranks_are_said(folder):
+    child = process(folder, "--level", "2", "--tp", "2", "--format", "json")
+    out, err = child.communicate(timeout=300)
+    assert child.returncode == 0, out[-3000:] + err[-3000:]
+    found = Report.from_json(json.loads(out))
+    assert "TP 2" in found.target and "TP 2" in found.level(2).coverage
+    assert not any("TP" in label for label in found.level(2).not_covered)
+
+
 def refused(capsys, *arguments: str | Path) -> tuple[int, str]:
     code = run(["validate", *map(str, arguments)])
     return code, capsys.readouterr().err
@@ -106,15 +156,31 @@ def test_a_checkpoint_that_is_none(capsys, tmp_path, folder):
     assert code == Exit.BAD_INPUT and "safetensors" in text
 
 
-def test_code_of_a_package_that_stops_is_named(capsys, tmp_path):
+def test_code_of_a_package_that_stops_is_named_in_a_report(capsys, tmp_path):
     tiny = MODELS["llama"]
     tiny.save(tmp_path / "tiny")
     save_tokenizer(tmp_path / "tiny")
     last = "return x_TH + self.mlp(self.mlp_norm(x_TH))"
     package = write_package(tmp_path / "p", "llama3", ("model.py", last, "return x_TH + self.mlp(x_TH[:, 1:])"))
-    code, text = refused(capsys, tmp_path / "tiny", "--package", package, "--level", "3")
-    assert code == Exit.FAILED and "error: package copy_of_llama3" in text
-    assert "RuntimeError" in text and "Traceback" not in text
+    report = tmp_path / "report"
+    capsys.readouterr()
+    code, text = refused(capsys, tmp_path / "tiny", "--package", package, "--level", "3", "--report", report)
+    assert code == Exit.FAILED and "Traceback" not in text
+    found = Report.from_json(json.loads((report / "report.json").read_text()))
+    lines = next(package.rglob("model.py")).read_text().splitlines()
+    number = next(n for n, line in enumerate(lines, 1) if "x_TH[:, 1:]" in line)
+    assert found.partial and found.verdict.startswith("fail: level 3, stopped by RuntimeError: ")
+    assert found.verdict.endswith(f"(model.py, line {number})")
+
+
+def test_a_stale_report_does_not_outlive_a_run_that_is_refused(capsys, tmp_path, folder):
+    (tmp_path / "empty.txt").write_text("\n")
+    for name in ("report.html", "report.json", "report.md", "mine.md"):
+        (tmp_path / name).write_text("pass")
+    arguments = (folder, "--report", tmp_path, "--prompts", tmp_path / "empty.txt")
+    assert refused(capsys, *arguments, "--level", "3")[0] == Exit.USAGE and (tmp_path / "report.json").exists()
+    assert refused(capsys, *arguments)[0] == Exit.BAD_INPUT
+    assert sorted(path.name for path in tmp_path.glob("*.*")) == ["empty.txt", "mine.md"]
 
 
 @pytest.mark.parametrize(
@@ -131,13 +197,19 @@ def test_code_of_a_package_that_stops_is_named(capsys, tmp_path):
         (["--output", "no/such/folder/x.md"], Exit.BAD_INPUT, "--output"),
         (["--output", "."], Exit.BAD_INPUT, "Is a directory"),
         (["--level", "3", "--server", "http://127.0.0.1:9"], Exit.USAGE, "does not show its modules"),
+        (["--level", "3", "--chunk", "64"], Exit.USAGE, "an engine in this process"),
+        (["--server", "http://127.0.0.1:9", "--chunk", "64"], Exit.USAGE, "an engine in this process"),
+        (["--server", "http://127.0.0.1:9", "--tp", "2"], Exit.USAGE, "an engine in this process"),
+        (["--level", "3", "--tp", "2"], Exit.USAGE, "an engine in this process"),
+        (["--tp", "0"], Exit.USAGE, "--tp"),
         (["--level", "3", "--tasks", "plain_facts"], Exit.USAGE, "needs level 1"),
         (["--level", "1", "--prompts", "long.txt"], Exit.USAGE, "needs level 2"),
         (["--level", "2", "--reference", "bf16"], Exit.USAGE, "needs level 1"),
         (["--server", "http://127.0.0.1:9", "--dtype", "float32"], Exit.USAGE, "started with"),
         (["--level", "4"], Exit.USAGE, "'4'"),
         (["--server", "127.0.0.1"], Exit.BAD_INPUT, "a URL"),
-        (["--server", "http://127.0.0.1:9"], Exit.FAILED, "Is the server there"),
+        (["--server", "http://127.0.0.1:9"], Exit.BAD_INPUT, "http://127.0.0.1:9 ([Errno 111] Connection refused)"),
+        (["--server", "http://127.0.0.1:9"], Exit.BAD_INPUT, "Start the server"),
     ],
 )
 def test_refusals_come_early(arguments, code, message, capsys, folder, tmp_path, monkeypatch):

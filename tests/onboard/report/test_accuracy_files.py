@@ -46,6 +46,16 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.json", "old")]
 
 
+def test_an_earlier_report_is_removed_and_nothing_else(tmp_path):
+    write(passing(), tmp_path)
+    (tmp_path / "notes.md").write_text("mine")
+    prepare(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.md"]
+    (tmp_path / "report.md").mkdir()
+    with pytest.raises(ConfigError, match="--report"):
+        prepare(tmp_path)
+
+
 def test_a_folder_that_is_none(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--report"):

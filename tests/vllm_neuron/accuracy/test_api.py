@@ -18,7 +18,7 @@ from tests.vllm_neuron.accuracy.test_tasks import Source
 from vllm_neuron.accuracy.accuracy_debugger import api
 from vllm_neuron.accuracy.accuracy_debugger.tasks_level import TasksPlan
 from vllm_neuron.accuracy.prompts import Prompt
-from vllm_neuron.accuracy.results import Report
+from vllm_neuron.accuracy.results import EXPLAINED, LevelResult, Report
 from vllm_neuron.accuracy.target import PackageTarget
 from vllm_neuron.accuracy.tasks.thresholds import TaskThreshold, Thresholds
 from vllm_neuron.errors import ConfigError
@@ -176,3 +176,9 @@ def test_without_lm_eval_the_extra_is_named(tiny, monkeypatch):
 def test_level_three_needs_a_package(tiny):
     with pytest.raises(ConfigError, match="does not show its modules"):
         api.run(tiny[0], lambda: nullcontext(source(tiny[0])), tokenizer=tiny[1], max_length=64)
+
+
+def test_bf16_explains_nothing_in_a_float32_run():
+    passed = [LevelResult("pass: within 1e-04 of the gold", 2)]
+    assert api._verdict(passed, None, "float32") == "pass: what float32 explains"
+    assert api._verdict(passed, None, "bfloat16") == EXPLAINED

