@@ -82,6 +82,7 @@ def attention_rows() -> Iterator[Row]:
     flash = {"q": zeros(1, PREFILL, HEADS, HEAD), "k": kv, "v": kv, "mask": visible(1, PREFILL), "scale": 0.1}
     yield Row(FLASH, "prefill", flash, "tensor")
     yield Row(FLASH, "prefill", flash | {"causal": True}, "tensor")
+    yield Row(FLASH, "prefill, window 512", flash | {"causal": True, "window": 512}, "tensor")
     small = zeros(1, PREFILL, KV_HEADS, 64)
     halves = {"q": zeros(1, PREFILL, HEADS, 64), "k": small, "v": small, "causal": True}
     yield Row(FLASH, "prefill, head size 64", flash | halves, "tensor")

@@ -43,9 +43,13 @@ class KVView:
             holds only the blocks that its window can reach, so M may differ between groups.
         mask_BQS: bool [B, Q, S], True where query q may see key s. Causality, window, chunk, padding and, in PREFILL,
             the border between packed requests are all in here. S is ``M * block_size``, or T in PREFILL.
-        start_B: int64 [B], position of the first key in ``blocks_BM`` (0 unless the table was cut by a window);
-            ``None`` in PREFILL.
+        start_B: int64 [B], position of the first key in ``blocks_BM`` (0 unless the table was cut by a window, and
+            below 0 where it holds a whole window before the sequence's own tokens); ``None`` in PREFILL.
         causal: PREFILL only: no token sees a later token of the step, so that kernels need not look at those.
+        window: how far back queries see, where kernels may rely on it: in PREFILL no token sees a key so many places
+            before itself or earlier; in EXTEND the window of the first token begins in the first block of
+            ``blocks_BM``, so that token i sees keys i to ``i + window + block_size - 2`` at most. Padding included.
+            ``None`` promises nothing.
     """
 
     slots_T: Tensor
@@ -53,6 +57,7 @@ class KVView:
     mask_BQS: Tensor
     start_B: Tensor | None = None
     causal: bool = False
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

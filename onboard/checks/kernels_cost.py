@@ -141,13 +141,24 @@ def _real(name: str, value: Any, example: Mapping[str, Any], generator: torch.Ge
     shape, dtype = tuple(value.shape), value.dtype
     numel = math.prod(shape)
     if dtype is torch.bool:
-        seen = torch.ones(shape, dtype=torch.bool)
-        return seen.tril() if example.get("causal") else seen
+        return _visible(shape, example)
     if dtype.is_floating_point:
         some = (torch.randn(min(numel, SAMPLE), generator=generator) * 0.05).to(dtype)
         return some.repeat(-(-numel // max(1, some.numel())))[:numel].view(shape)
     most = {"blocks_BM": _rows(example, "pages"), "experts_TK": _rows(example, "up_EFH")}.get(name, numel)
     return (torch.arange(numel, dtype=dtype) % max(1, most)).view(shape)
+
+
+def _visible(shape: tuple[int, ...], example: Mapping[str, Any]) -> Tensor:
+    """A mask that keeps what the call promises of causality and window."""
+    seen, window = torch.ones(shape, dtype=torch.bool), example.get("window")
+    before = shape[-1] - shape[-2]
+    if example.get("causal"):
+        seen = seen.tril(before)
+    if window is not None:
+        paged = "blocks_BM" in example
+        seen = seen.triu(0).tril(window - 1) if paged else seen.triu(before - window + 1)
+    return seen
 
 
 def _rows(example: Mapping[str, Any], name: str) -> int:

@@ -17,7 +17,7 @@ from onboard.prove.package import Package
 from onboard.scaffold.study import config_of
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.model.interface import DecoderModel
-from vllm_neuron.model.kv_cache import KVBinding, LayerSpec, blocks_needed
+from vllm_neuron.model.kv_cache import KVBinding, LayerSpec, begins_with_window, blocks_needed
 from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.model.registry import resolve
 from vllm_neuron.nn import Rotary
@@ -153,14 +153,20 @@ class DryModel:
         slots = torch.empty(shape.size, dtype=torch.int64)
         queries = shape.size // rows
         if shape.phase is Phase.PREFILL:
-            return KVView(slots, None, torch.empty(1, queries, queries, dtype=torch.bool), causal=True)
+            mask = torch.empty(1, queries, queries, dtype=torch.bool)
+            return KVView(slots, None, mask, causal=True, window=reach.window)
         block_size = self.limits.block_size
-        blocks = blocks_needed(shape.context, queries, block_size=block_size, window=reach.window, chunk=reach.chunk)
+        window, chunk = reach.window, reach.chunk
+        blocks = blocks_needed(shape.context, queries, block_size=block_size, window=window, chunk=chunk)
+        declared = shape.phase is Phase.EXTEND and begins_with_window(
+            shape.context, queries, block_size=block_size, window=window, chunk=chunk
+        )
         return KVView(
             slots,
             torch.empty(rows, blocks, dtype=torch.int64),
             torch.empty(rows, queries, blocks * block_size, dtype=torch.bool),
             torch.empty(rows, dtype=torch.int64),
+            window=window if declared else None,
         )
 
     @contextmanager

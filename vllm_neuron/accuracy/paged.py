@@ -112,7 +112,8 @@ class Paged:
             keys = _padded(positions, pad, NEVER)
             mask = self._sees(index, queries, keys[None])
             mask &= _padded(owners, pad, int(owners[0]))[:, None] == _padded(owners, pad, -1)[None]
-            return KVView(slots, None, mask[None], causal=True)
+            window = self.kinds[index][0] if pad == 0 else None
+            return KVView(slots, None, mask[None], causal=True, window=window)
         mask = self._sees(index, queries, torch.arange(self.blocks * self.block_size)[None])
         if phase is Phase.EXTEND:
             return KVView(slots, table[owners[:1]], mask[None], torch.zeros(1, dtype=torch.int64))

@@ -83,6 +83,7 @@ def flash_attention(
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
 ) -> Tensor:
     """Attention over dense keys and values (PREFILL: a step's own tokens).
 
@@ -97,6 +98,9 @@ def flash_attention(
             keys one has a finite bias at least.
         causal: no query sees a key after its own place, whatever the mask says: key j only where ``j <= i + S - Q``. A
             kernel leaves those keys out.
+        window: a promise of the caller that the mask shows no query a key before its own window: key j only where
+            ``j > i + S - Q - window``. In a pack it holds for every sequence, whose tokens are side by side. A kernel
+            may leave those keys out; the mask still decides.
 
     Returns:
         [B, Q, N, E] in q's dtype.
@@ -125,6 +129,7 @@ def segmented_attention(
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
     latent_size: int | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Attention of several queries a row over the paged cache (EXTEND: a chunk after cached tokens).
 
@@ -138,6 +143,9 @@ def segmented_attention(
         scale, softcap, sinks_N, bias_BNQS: as in :func:`flash_attention`.
         latent_size: the cache holds keys alone, and the first so many channels of each are its value (latent
             attention).
+        window: a promise of the caller that the first query's window of so many keys begins in the table's first
+            block: the mask shows query i keys i to ``i + window + block_size - 2`` at most. A kernel may leave the
+            others out; the mask still decides.
 
     Returns:
         [B, Q, N, E].
@@ -162,7 +170,7 @@ def attention_decode(
 ) -> Tensor:
     """Attention of few queries a row over the paged cache (DECODE: Q = 1).
 
-    Arguments and result as in :func:`segmented_attention`.
+    Arguments and result as in :func:`segmented_attention`, without a window: a table holds little else.
     """
     k, v = _gather(pages, blocks_BM, kv_heads, q_BQND.shape[-1], latent_size)
     return _attend(q_BQND, k, v, mask_BQS, scale, softcap, sinks_N, bias_BNQS)
@@ -208,11 +216,29 @@ def _dense_is_plain(
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
 ) -> Support:
     return _plain(softcap, sinks_N, bias_BNQS)
 
 
 def _paged_is_plain(
+    q_BQND: Tensor,
+    pages: Tensor,
+    blocks_BM: Tensor,
+    mask_BQS: Tensor,
+    *,
+    kv_heads: int,
+    scale: float,
+    softcap: float | None = None,
+    sinks_N: Tensor | None = None,
+    bias_BNQS: Tensor | None = None,
+    latent_size: int | None = None,
+    window: int | None = None,
+) -> Support:
+    return _plain(softcap, sinks_N, bias_BNQS)
+
+
+def _decode_is_plain(
     q_BQND: Tensor,
     pages: Tensor,
     blocks_BM: Tensor,
@@ -240,12 +266,12 @@ def _flash_sdpa(
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
 ) -> Tensor:
     return _sdpa(q_BQND, k_BSKD, v_BSKE, _up_to_own(mask_BQS) if causal else mask_BQS, scale)
 
 
 @segmented_attention.kernel("torch.sdpa", target="cpu", supports=_paged_is_plain)
-@attention_decode.kernel("torch.sdpa", target="cpu", supports=_paged_is_plain)
 def _paged_sdpa(
     q_BQND: Tensor,
     pages: Tensor,
@@ -258,9 +284,30 @@ def _paged_sdpa(
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
     latent_size: int | None = None,
+    window: int | None = None,
 ) -> Tensor:
     k, v = _gather(pages, blocks_BM, kv_heads, q_BQND.shape[-1], latent_size)
     return _sdpa(q_BQND, k, v, mask_BQS, scale)
+
+
+@attention_decode.kernel("torch.sdpa", target="cpu", supports=_decode_is_plain)
+def _decode_sdpa(
+    q_BQND: Tensor,
+    pages: Tensor,
+    blocks_BM: Tensor,
+    mask_BQS: Tensor,
+    *,
+    kv_heads: int,
+    scale: float,
+    softcap: float | None = None,
+    sinks_N: Tensor | None = None,
+    bias_BNQS: Tensor | None = None,
+    latent_size: int | None = None,
+) -> Tensor:
+    return _paged_sdpa(
+        q_BQND, pages, blocks_BM, mask_BQS, kv_heads=kv_heads, scale=scale, softcap=softcap, sinks_N=sinks_N,
+        bias_BNQS=bias_BNQS, latent_size=latent_size,
+    )  # fmt: skip
 
 
 def _contiguous_pages(pages: Tensor, k_TKD: Tensor, v_TKE: Tensor | None, slots_T: Tensor) -> Support:

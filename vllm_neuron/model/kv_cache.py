@@ -121,3 +121,17 @@ def blocks_needed(context: int, queries: int, *, block_size: int, window: int | 
     if reach is None:
         return whole
     return min(whole, -(-(reach - 1 + queries) // block_size) + 1)
+
+
+def begins_with_window(context: int, queries: int, *, block_size: int, window: int | None, chunk: int | None) -> bool:
+    """Whether the table of an EXTEND begins in the block where its first query's window does.
+
+    It has room for that wherever the query is, unless the context is too short: then it begins with the sequence.
+
+    Args:
+        context, queries, block_size, window, chunk: as in :func:`blocks_needed`.
+    """
+    if window is None or chunk is not None:
+        return False
+    blocks = blocks_needed(context, queries, block_size=block_size, window=window, chunk=None)
+    return blocks * block_size >= window + queries + block_size - 2

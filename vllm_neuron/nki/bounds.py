@@ -86,28 +86,36 @@ def _kv_write(a: Arguments) -> Bound:
 
 
 def _flash(a: Arguments) -> Bound:
-    """Keys that ``causal`` leaves out cost nothing, their part of the mask included."""
+    """Keys that ``causal`` and ``window`` leave out cost nothing, their part of the mask included."""
     q, k, v = a["q"], a["k"], a["v"]
     batch, queries, heads, size = q.shape
     keys, value_size = k.shape[1], v.shape[3]
-    pairs = queries * keys
-    if a.get("causal"):
-        pairs -= queries * (queries - 1) // 2
+    before, window = keys - queries, a.get("window")
+    first = [max(0, i + before - window + 1) if window is not None else 0 for i in range(queries)]
+    last = [i + before if a.get("causal") else keys - 1 for i in range(queries)]
+    pairs = sum(last) - sum(first) + queries
+    seen = last[-1] - first[0] + 1
     result = batch * queries * heads * value_size * _item(q)
     bias = batch * heads * pairs * 4 if a.get("bias") is not None else 0
-    moved = _bytes(q, k, v, a.get("sinks")) + batch * pairs + bias + result
+    moved = _bytes(q, a.get("sinks")) + (k.nbytes + v.nbytes) * seen // keys + batch * pairs + bias + result
     return Bound(moved, batch * heads * _multiply(pairs, 1, size + value_size, q))
 
 
 def _paged(a: Arguments) -> Bound:
-    """Each key and value that the block tables name, once; a table names a block for each row that it serves."""
+    """Each key and value that the block tables name, once; a table names a block for each row that it serves.
+
+    With a ``window`` each query sees so many of them, and no other part of the mask is read.
+    """
     q, slots = a["q"], a["slots"]
     rows, queries, heads, size = q.shape
     keys = slots.shape[1]
     result = rows * queries * heads * a["value_size"] * _item(q)
     cache = rows * keys * a["pages"].shape[1] * _item(q)
-    moved = _bytes(q, slots, a["mask"], a.get("sinks"), a.get("bias")) + cache + result
-    return Bound(moved, rows * heads * _multiply(queries * keys, 1, size + a["value_size"], q))
+    window = a.get("window")
+    seen = keys if window is None else min(keys, window)
+    bias = rows * heads * queries * seen * 4 if a.get("bias") is not None else 0
+    moved = _bytes(q, slots, a.get("sinks")) + rows * queries * seen + bias + cache + result
+    return Bound(moved, rows * heads * _multiply(queries * seen, 1, size + a["value_size"], q))
 
 
 def _largest(a: Arguments) -> Bound:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -158,15 +160,9 @@ class LatentAttention(CachedBlock):
         if step.phase is Phase.PREFILL:
             k = entry_T1D[None]
             v = k[..., : self.kv_rank]
-            return NF.flash_attention(q, k, v, view.mask_BQS, scale=self.scale, causal=view.causal)
+            return NF.flash_attention(q, k, v, view.mask_BQS, scale=self.scale, causal=view.causal, window=view.window)
         assert view.blocks_BM is not None
-        paged = NF.attention_decode if step.phase is Phase.DECODE else NF.segmented_attention
-        return paged(
-            q,
-            self.pages(),
-            view.blocks_BM,
-            view.mask_BQS,
-            kv_heads=1,
-            scale=self.scale,
-            latent_size=self.kv_rank,
-        )
+        options: dict[str, Any] = {"kv_heads": 1, "scale": self.scale, "latent_size": self.kv_rank}
+        if step.phase is Phase.DECODE:
+            return NF.attention_decode(q, self.pages(), view.blocks_BM, view.mask_BQS, **options)
+        return NF.segmented_attention(q, self.pages(), view.blocks_BM, view.mask_BQS, **options, window=view.window)

@@ -106,6 +106,8 @@ def write_inputs(
         "rows": step.rows,
         "spans": [span.to_json() for span in label.spans],
         "masks": [masks[id(view.mask_BQS)] for view in step.views],
+        "causal": [view.causal for view in step.views],
+        "windows": [view.window for view in step.views],
         "groups": {name: binding.group for name, binding in bindings.items()},
         "outputs": None,
     }
@@ -166,7 +168,13 @@ def read_snapshot(folder: Path) -> Snapshot:
     try:
         tensors, stored = tensors_in(inside(folder, folder / STEP)), tensors_in(inside(folder, folder / KV))
         sizes = {int(meta["groups"][name]): pages.shape[1] for name, pages in stored.items()}
-        views = tuple(_view(tensors, i, f"mask{int(mask)}", sizes.get(i, 1)) for i, mask in enumerate(meta["masks"]))
+        says = zip(meta["masks"], meta["causal"], meta["windows"], strict=True)
+        views = tuple(
+            _view(
+                tensors, i, f"mask{int(mask)}", sizes.get(i, 1), bool(causal), None if window is None else int(window)
+            )
+            for i, (mask, causal, window) in enumerate(says)
+        )
         step = Step(Phase(meta["phase"]), tensors["token_ids"], tensors["positions"], views, int(meta["rows"]))
         label = StepLabel(int(meta["step"]), meta["phase"], tuple(Span(*span) for span in meta["spans"]))
         hidden, heads = None, []
@@ -196,7 +204,9 @@ def _meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def _view(tensors: Mapping[str, Tensor], i: int, mask: str, block_size: int) -> KVView:
+def _view(
+    tensors: Mapping[str, Tensor], i: int, mask: str, block_size: int, causal: bool, window: int | None
+) -> KVView:
     """A view whose blocks are numbered by their place among the stored pages."""
     needed, slots = tensors[f"view{i}.needed"], tensors[f"view{i}.slots"]
     blocks = tensors.get(f"view{i}.blocks")
@@ -206,4 +216,6 @@ def _view(tensors: Mapping[str, Tensor], i: int, mask: str, block_size: int) -> 
         None if blocks is None else torch.searchsorted(needed, blocks),
         tensors[mask],
         tensors.get(f"view{i}.start"),
+        causal,
+        window,
     )

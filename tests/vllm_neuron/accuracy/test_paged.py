@@ -65,3 +65,15 @@ def test_what_has_no_place_is_refused() -> None:
         paged.step([Span(0, 6, [1, 2, 3])], Phase.EXTEND)
     with pytest.raises(ShapeError, match="one sequence"):
         paged.step([Span(0, 1, [1]), Span(1, 1, [2])], Phase.EXTEND)
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+def test_what_a_view_says_of_its_mask_holds(pad: int) -> None:
+    """Causality and windows of a pack; a padded token sees the first one, so with padding no window is declared."""
+    paged = Paged(subject("gemma3").loaded(torch.float32), rows=2, max_tokens=64, block_size=4)
+    step = paged.step([Span(0, 0, list(range(3, 50))), Span(1, 0, list(range(9, 30)))], Phase.PREFILL, pad=pad)
+    for (window, _), view in zip(paged.kinds, step.views, strict=True):
+        assert view.causal and not view.mask_BQS.triu(1).any()
+        assert view.window == (None if pad else window)
+        assert view.window is None or not view.mask_BQS.tril(-view.window).any()
+    assert pad or any(view.window for view in step.views)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import vllm_neuron.functional as NF
 from vllm_neuron.model.neuron_config import NeuronConfig
-from vllm_neuron.step import Phase
+from vllm_neuron.step import KVView, Phase
 from vllm_neuron.vllm.worker.buckets import plan
 from vllm_neuron.vllm.worker.inputs import Batch, StepBuilder
 from vllm_neuron.vllm.worker.kv import GroupShape
@@ -65,13 +65,33 @@ class World:
         NF.kv_write(self.pages[index], k, v, view.slots_T)
         q = q.unflatten(0, (step.rows, -1))
         assert view.mask_BQS.any(-1).all(), "a row of a mask is empty"
+        assert_promised(view, step.phase, self.groups[index])
         if step.phase is Phase.PREFILL:
             assert view.causal, "a packed prompt sees no later token, and kernels rely on it"
-            out = NF.flash_attention(q, k[None], v[None], view.mask_BQS, scale=0.4, causal=True)
+            out = NF.flash_attention(
+                q, k[None], v[None], view.mask_BQS, scale=0.4, causal=view.causal, window=view.window
+            )
         else:
-            out = NF.segmented_attention(q, self.pages[index], view.blocks_BM, view.mask_BQS, kv_heads=HEADS, scale=0.4)
+            assert not view.causal
+            out = NF.segmented_attention(
+                q, self.pages[index], view.blocks_BM, view.mask_BQS, kv_heads=HEADS, scale=0.4, window=view.window
+            )
         flat = out.flatten(0, 1)
         return [flat[start : start + count] for start, count in zip(work.starts, work.counts, strict=True)]
+
+
+def assert_promised(view: KVView, phase: Phase, group: GroupShape) -> None:
+    """What the runner says of causality and windows holds for every query, padded ones included."""
+    mask = view.mask_BQS[0]
+    if phase is Phase.PREFILL:
+        assert not mask.triu(1).any()
+        assert view.window == group.window
+        assert view.window is None or not mask.tril(-view.window).any()
+    elif view.window is not None:
+        assert phase is Phase.EXTEND and view.window == group.window
+        assert not mask.tril(-1).any()
+        assert not mask.triu(view.window + group.block_size - 1).any()
+        assert mask.shape[1] >= mask.shape[0]
 
 
 kinds = st.sampled_from(
@@ -117,6 +137,41 @@ def test_any_schedule_computes_dense_attention(lengths, groups, seed, data) -> N
                     expected = world.dense(row, int(done[row]), count, group)
                     torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
         done = done + scheduled
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    group=kinds.filter(lambda group: group.window), done=st.integers(1, LIMIT - 2), data=st.data(),
+)  # fmt: skip
+def test_a_window_is_declared_for_every_chunk_that_has_the_context(group, done, data) -> None:
+    """The promise is a matter of the shape alone: so is what is compiled for it."""
+    count = data.draw(st.integers(2, min(64, LIMIT - done)))
+    buckets = plan(NeuronConfig(), max_tokens=64, max_rows=1, max_model_len=LIMIT, block_sizes=[group.block_size])
+    table = np.arange(1, LIMIT // group.block_size + 1, dtype=np.int32)[None]
+    batch = Batch(
+        np.zeros((1, LIMIT), np.int32), np.array([done], np.int32), np.array([count], np.int32), [table]
+    )  # fmt: skip
+    work = StepBuilder(buckets, [group]).extend(batch, 0)
+    view = work.step.views[0]
+    assert_promised(view, Phase.EXTEND, group)
+    wide = work.shape.context >= group.window + work.shape.size + 2 * group.block_size
+    assert view.window == group.window or not wide
+    assert (view.window is not None) == group.begins_with_window(work.shape.context, work.shape.size)
+    assert view.blocks_BM.shape[1] == group.blocks_needed(work.shape.context, work.shape.size)
+    start = int(view.start_B)
+    first = done - group.window + 1
+    expected = first if view.window else max(0, first)
+    assert start == expected // group.block_size * group.block_size
+    own = np.arange(view.blocks_BM.shape[1]) + start // group.block_size
+    assert (view.blocks_BM[0].numpy()[own < 0] == 0).all()
+    assert view.mask_BQS[0, :count].sum(-1).tolist() == [min(done + i + 1, group.window) for i in range(count)]
+
+
+def test_chunked_layers_promise_no_window() -> None:
+    assert not GroupShape(4, None, 8).begins_with_window(96, 16)
+    assert not GroupShape(4, None, None).begins_with_window(96, 16)
+    assert not GroupShape(4, 16, None).begins_with_window(16, 16)
+    assert GroupShape(4, 16, None).begins_with_window(96, 16)
 
 
 def test_a_windowed_decode_reads_few_blocks() -> None:

@@ -18,9 +18,10 @@ from tests.vllm_neuron.vllm.conftest import prompts_of
 from vllm_neuron.errors import ConfigError
 from vllm_neuron.snapshot.inputs import rank_folders, read_snapshot
 from vllm_neuron.snapshot.replay import replay
+from vllm_neuron.step import Phase
 from vllm_neuron.vllm.worker.snapshotting import same_request
 
-LENGTHS = (1, 7, 33, 60)
+LENGTHS = (1, 7, 33, 100)
 
 
 def run(llm: Any, lengths: tuple[int, ...] = LENGTHS, tokens: int = 6) -> None:
@@ -54,6 +55,22 @@ def test_every_step_replays_bit_by_bit(snapshots: Path) -> None:
         assert {each.name.split(",")[0] for each in found.tensors} == {"hidden", "logits"}
         phases.add(found.phase)
     assert phases == {"prefill", "extend", "decode"}
+
+
+def test_what_a_view_declares_of_its_mask_is_kept_and_holds(snapshots: Path) -> None:
+    declared = set()
+    for name in taken(snapshots):
+        snapshot = read_snapshot(rank_folders(snapshots / name)[0])
+        for view in snapshot.step.views:
+            mask, phase = view.mask_BQS[0], snapshot.step.phase
+            assert view.causal == (phase is Phase.PREFILL)
+            if view.causal:
+                assert not mask.triu(1).any()
+            if view.window is not None:
+                assert not mask.tril(-view.window if view.causal else -1).any()
+                declared.add(phase)
+    windowed = snapshot.meta["architecture"].startswith("Gemma3")
+    assert declared == ({Phase.PREFILL, Phase.EXTEND} if windowed else set())
 
 
 def test_a_changed_page_is_seen(snapshots: Path, tmp_path: Path) -> None:

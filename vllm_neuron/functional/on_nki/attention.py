@@ -86,10 +86,13 @@ def _takes_dense(
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
 ) -> Support:
     queries, keys = q_BQND.shape[1], k_BSKD.shape[1]
     if causal and keys < queries:
         return no("k_BSKD.shape[1]", keys, f"a key for each of {queries} causal queries")
+    if window is not None and window < 1:
+        return no("window", window, "None or a number above 0")
     rows, _, _, size = q_BQND.shape
     kv_heads, value_size = v_BSKE.shape[2:]
     extras: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks_N": sinks_N, "bias_BNQS": bias_BNQS}
@@ -121,10 +124,15 @@ def _takes_paged(
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
     latent_size: int | None = None,
+    window: int | None = None,
 ) -> Support:
     if not pages.is_contiguous():
         return no("pages.stride()", pages.stride(), "contiguous pages")
-    rows, _, _, size = q_BQND.shape
+    rows, queries, _, size = q_BQND.shape
+    if window is not None and window < 1:
+        return no("window", window, "None or a number above 0")
+    if window is not None and blocks_BM.shape[1] * pages.shape[1] < queries:
+        return no("keys in blocks_BM", blocks_BM.shape[1] * pages.shape[1], f"a key for each of {queries} queries")
     value_size, _ = _values(pages, kv_heads, size, latent_size)
     width = kv_heads * (size if latent_size is not None else size + value_size)
     if latent_size is not None and latent_size > size:
@@ -192,6 +200,7 @@ def _flash(
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
 ) -> Tensor:
     return FLASH[grid()](
         q_BQND.contiguous(),
@@ -203,6 +212,7 @@ def _flash(
         sinks=_fp32(None if sinks_N is None else sinks_N[None]),
         bias=_fp32(bias_BNQS),
         causal=causal,
+        window=window,
     )
 
 
@@ -218,6 +228,7 @@ def _paged(
     sinks_N: Tensor | None,
     bias_BNQS: Tensor | None,
     latent_size: int | None,
+    **more: int | None,
 ) -> Tensor:
     block_size = pages.shape[1]
     offsets = torch.arange(block_size, device=blocks_BM.device)
@@ -236,6 +247,7 @@ def _paged(
         softcap=softcap,
         sinks=_fp32(None if sinks_N is None else sinks_N[None]),
         bias=_fp32(bias_BNQS),
+        **more,
     )
     return out
 
@@ -253,10 +265,12 @@ def _segmented(
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
     latent_size: int | None = None,
+    window: int | None = None,
 ) -> Tensor:
     return _paged(
-        SEGMENTED, q_BQND, pages, blocks_BM, mask_BQS, kv_heads, scale, softcap, sinks_N, bias_BNQS, latent_size
-    )
+        SEGMENTED, q_BQND, pages, blocks_BM, mask_BQS, kv_heads, scale, softcap, sinks_N, bias_BNQS, latent_size,
+        window=window, block_size=pages.shape[1],
+    )  # fmt: skip
 
 
 @attention_decode.kernel("nki.attention_decode", target="nki", supports=_takes_decode)
@@ -276,4 +290,39 @@ def _decode(
     return _paged(DECODE, q_BQND, pages, blocks_BM, mask_BQS, kv_heads, scale, softcap, sinks_N, bias_BNQS, latent_size)
 
 
-attention_decode.kernel("nki.segmented_attention", target="nki", supports=_takes_paged)(_segmented)
+def _takes_few_segmented(
+    q_BQND: Tensor,
+    pages: Tensor,
+    blocks_BM: Tensor,
+    mask_BQS: Tensor,
+    *,
+    kv_heads: int,
+    scale: float,
+    softcap: float | None = None,
+    sinks_N: Tensor | None = None,
+    bias_BNQS: Tensor | None = None,
+    latent_size: int | None = None,
+) -> Support:
+    return _takes_paged(
+        q_BQND, pages, blocks_BM, mask_BQS, kv_heads=kv_heads, scale=scale, softcap=softcap, sinks_N=sinks_N,
+        bias_BNQS=bias_BNQS, latent_size=latent_size,
+    )  # fmt: skip
+
+
+@attention_decode.kernel("nki.segmented_attention", target="nki", supports=_takes_few_segmented)
+def _few_segmented(
+    q_BQND: Tensor,
+    pages: Tensor,
+    blocks_BM: Tensor,
+    mask_BQS: Tensor,
+    *,
+    kv_heads: int,
+    scale: float,
+    softcap: float | None = None,
+    sinks_N: Tensor | None = None,
+    bias_BNQS: Tensor | None = None,
+    latent_size: int | None = None,
+) -> Tensor:
+    return _paged(
+        SEGMENTED, q_BQND, pages, blocks_BM, mask_BQS, kv_heads, scale, softcap, sinks_N, bias_BNQS, latent_size
+    )

@@ -16,10 +16,15 @@ Row tiling: with D <= 64 a score product fills a half of the array's rows, with 
 neighbouring blocks, of one head and query tile, run at the same time (``nc_matmul``'s tile_position), each into a bank
 of its own. Number and size of groups of heads don't matter.
 
-Cost bound: the tensor engine, 2 * S cycles for a tile and head at D = E = 128, and about half of that with
-``causal``, which leaves out the key blocks past the last query of a tile. What is left above it: with ``causal`` the
-rest of the diagonal block, and an odd block that has a part of the array for itself; D between 65 and 127, which fills
-the array as 128 does; E below 64, as a product takes no less than 64 cycles; transposes of fp32 and of paged keys.
+Band: what is declared of causality and window bounds the keys of each query tile, and key blocks outside are left out.
+Dense, tiles of a bundle share sections and take their own blocks of them. Paged, blocks are spread over a section (see
+``load_section``), so one or few tiles have sections of their own, and keys are gathered again for the next ones.
+
+Cost bound: the tensor engine, 2 * S cycles for a tile and head at D = E = 128, about half of that with ``causal``, and
+2 * window with a window. What is left above it: the rest of the blocks at both edges of the band, with row tiling
+before a window up to a block for each part; an odd block that has a part of the array for itself; D between 65 and 127,
+which fills the array as 128 does; E below 64, as a product takes no less than 64 cycles; transposes of fp32 and of
+paged keys.
 The vector engine's pass over the fp32 scores takes longer than the products by the counts, 1.3 times at D = 128 and 2.7
 times at 64, so row tiling leaves the tensor engine time rather than makes a call shorter.
 
@@ -42,7 +47,8 @@ STATE_BYTES = 48 * 1024
 @dataclass
 class Job(nl.NKIObject):
     """Sizes and operands of one call; a score leaves PSUM as ``tanh(score * inner)`` with a soft cap, else as it is,
-    and counts ``factor`` times.
+    and counts ``factor`` times. Query i sees no key outside of i + low to i + high; up to ``sharing`` query tiles have
+    their sections in common.
     """
 
     q: Any
@@ -64,6 +70,9 @@ class Job(nl.NKIObject):
     factor: float
     inner: float
     causal: bool
+    low: int
+    high: int
+    sharing: int
     parts: int
 
 
@@ -91,6 +100,7 @@ def flash_attention_kernel(
     sinks: Any = None,
     bias: Any = None,
     causal: bool = False,
+    window: Any = None,
 ) -> Any:
     """Attention over dense keys and values.
 
@@ -101,16 +111,19 @@ def flash_attention_kernel(
         sinks: fp32 [1, N], one more logit a head that takes weight and gives nothing, or None.
         bias: fp32 [B, N, Q, S], added after the soft cap, or None.
         causal: key j is masked for query i where ``j > i + S - Q``, and never read.
+        window: the mask hides key j from query i where ``j <= i + S - Q - window``, so that blocks of such keys are
+            left out; or None.
     """
     batch, queries, heads, size = q.shape
     keys, kv_heads, value_size = k.shape[1], k.shape[2], v.shape[3]
     out = nl.ndarray((batch, queries, heads, value_size), dtype=q.dtype, buffer=nl.shared_hbm)
     factor, inner = _factors(scale, softcap)
+    low = -queries if window == None else keys - queries - window + 1
     job = Job(
         q=q, k=k, v=v, slots=None, mask=mask, bias=bias, out=out, queries=queries, keys=keys, kv_heads=kv_heads,
         sinks=_sinks(sinks, factor, bias), group=heads // kv_heads, size=size,
         value_size=value_size, value_start=0, run=1, factor=factor, inner=inner, causal=causal,
-        parts=_parts(size),
+        low=low, high=keys - queries if causal else keys, sharing=queries, parts=_parts(size),
     )  # fmt: skip
     for b in range(batch):
         _row(job, b)
@@ -131,6 +144,8 @@ def segmented_attention_kernel(
     softcap: Any = None,
     sinks: Any = None,
     bias: Any = None,
+    window: Any = None,
+    block_size: int = 1,
 ) -> Any:
     """Attention of several queries over the paged cache, keys and values gathered once for each bundle of query tiles.
 
@@ -140,15 +155,21 @@ def segmented_attention_kernel(
         value_size: E.
         value_start: column of the first value in a row: K * D, or 0 where keys are their own values (latent).
         run: a power of two that divides the block size: so many slots follow each other in memory.
+        window, block_size: the mask shows query i keys i to ``i + window + block_size - 2`` only, and other blocks are
+            left out; or None.
     """
     batch, queries, heads, size = q.shape
     out = nl.ndarray((batch, queries, heads, value_size), dtype=q.dtype, buffer=nl.shared_hbm)
     factor, inner = _factors(scale, softcap)
+    keys, group = slots.shape[1], heads // kv_heads
+    low, high, sharing = -queries, keys, queries
+    if window != None:
+        low, high, sharing = 0, window + block_size - 2, _sharing(window, group)
     job = Job(
-        q=q, k=pages, v=pages, slots=slots, mask=mask, bias=bias, out=out, queries=queries, keys=slots.shape[1],
-        kv_heads=kv_heads, sinks=_sinks(sinks, factor, bias), group=heads // kv_heads,
+        q=q, k=pages, v=pages, slots=slots, mask=mask, bias=bias, out=out, queries=queries, keys=keys,
+        kv_heads=kv_heads, sinks=_sinks(sinks, factor, bias), group=group,
         size=size, value_size=value_size, value_start=value_start, run=run, factor=factor, inner=inner, causal=False,
-        parts=_parts(size),
+        low=low, high=high, sharing=sharing, parts=_parts(size),
     )  # fmt: skip
     for b in range(batch):
         _row(job, b)
@@ -167,6 +188,15 @@ def _parts(size: int) -> int:
     if size <= P // 4:
         return 4
     return 2 if size <= P // 2 else 1
+
+
+def _sharing(window: int, group: int) -> int:
+    """Query tiles that share gathered keys: more multiply more hidden keys, fewer transpose each key more often."""
+    tiles = 1
+    for more in range(2, 9):
+        if more * more * 2 * P * group <= window:
+            tiles = more
+    return tiles
 
 
 def _sinks(sinks: Any, factor: float, bias: Any) -> Any:
@@ -210,9 +240,9 @@ def _kv_head(job: Any, b: int, kv: int, first_tile: int, step: int, first_g: int
     width = 4 if job.q.dtype == nl.float32 else 2
     unit = P * chunks * width + 4 * job.value_size + 8
     heads = max(1, min(last_g - first_g, STATE_BYTES // unit))
-    bundle = max(1, STATE_BYTES // (heads * unit))
+    bundle = max(1, min(job.sharing, STATE_BYTES // (heads * unit)))
     loaded = None
-    if job.keys <= SECTION:
+    if job.keys <= SECTION and job.sharing >= tiles:
         loaded = load_section(job, b, kv, 0, job.keys)
     for start in range(0, own, bundle):
         count = min(bundle, own - start)
@@ -222,55 +252,76 @@ def _kv_head(job: Any, b: int, kv: int, first_tile: int, step: int, first_g: int
 
 def _bundle(job: Any, b: int, kv: int, first_tile: int, step: int, count: int, g: int, heads: int, loaded: Any) -> None:
     """``count`` query tiles, ``step`` apart, of ``heads`` query heads from ``g`` on."""
+    low, high = _reached(job, first_tile * P, min(job.queries, (first_tile + (count - 1) * step + 1) * P))
+    if loaded != None:
+        low, high = 0, job.keys
     state = State(
         qt=load_queries(job, b, kv, first_tile, step, count, g, heads),
         top=nl.ndarray((P, count, heads), dtype=nl.float32, buffer=nl.sbuf),
         total=nl.ndarray((P, count, heads), dtype=nl.float32, buffer=nl.sbuf),
         product=None,
     )
-    if job.keys > SECTION:
+    if high - low > SECTION:
         state.product = nl.ndarray((P, count, heads, job.value_size), dtype=nl.float32, buffer=nl.sbuf)
     kt_v = loaded
-    for start in range(0, job.keys, SECTION):
-        size = min(SECTION, job.keys - start)
-        last_query = min(job.queries, (first_tile + (count - 1) * step) * P + P)
-        if job.causal and start >= last_query + job.keys - job.queries and start > 0:
-            continue
+    for start in range(low, high, SECTION):
+        size = min(SECTION, high - start)
         if loaded == None:
             kt_v = None
             kt_v = load_section(job, b, kv, start, size)
         for i in range(count):
             q0 = (first_tile + i * step) * P
-            _tiles(job, state, kt_v, b, kv * job.group + g, heads, i, q0, start, size)
+            own_low, own_high = low, high
+            if job.slots == None:
+                own_low, own_high = _reached(job, q0, min(job.queries, q0 + P))
+            _tiles(job, state, kt_v, b, kv * job.group + g, heads, i, q0, start, size, own_low, own_high)
+
+
+def _reached(job: Any, first: int, last: int) -> Any:
+    """First key and the one after the last for queries ``first`` up to before ``last``, from a whole tile on."""
+    return max(0, first + job.low) // P * P, min(job.keys, last + job.high)
 
 
 def _tiles(
-    job: Any, state: Any, kt_v: Any, b: int, head: int, heads: int, i: int, q0: int, start: int, size: int
+    job: Any,
+    state: Any,
+    kt_v: Any,
+    b: int,
+    head: int,
+    heads: int,
+    i: int,
+    q0: int,
+    start: int,
+    size: int,
+    low: int,
+    high: int,
 ) -> None:
-    """All heads of query tile ``i`` over one section, and their results after the last that they see."""
+    """All heads of query tile ``i``, which sees keys ``low`` up to before ``high``, over one section, and their results
+    after the last.
+    """
     rows = min(P, job.queries - q0)
-    end = job.keys
-    if job.causal:
-        end = q0 + rows + job.keys - job.queries
-    seen = min(size, end - start)
-    if seen > 0:
-        mask = nl.ndarray((P, size), dtype=nl.uint8, buffer=nl.sbuf)
-        nisa.dma_copy(dst=mask[:rows, :seen], src=job.mask[b, q0 : q0 + rows, start : start + seen])
-        if job.causal and q0 + job.keys - job.queries < start + seen - 1:
-            _after(job, mask, q0, rows, start, seen)
+    skipped = max(0, low - start) // (P * job.parts) * job.parts
+    begin = start + skipped * P
+    seen = min(start + size, high) - begin
+    if seen > 0 and low < start + size:
+        own = kt_v[0][:, :, skipped // job.parts :, :], kt_v[1][:, skipped:, :], kt_v[2] - skipped
+        mask = nl.ndarray((P, seen), dtype=nl.uint8, buffer=nl.sbuf)
+        nisa.dma_copy(dst=mask[:rows, :], src=job.mask[b, q0 : q0 + rows, begin : begin + seen])
+        if job.causal and q0 + job.high < begin + seen - 1:
+            _after(job, mask, q0, rows, begin, seen)
         result = None
-        if start + seen == end:
+        if begin + seen == high:
             result = nl.ndarray((P, heads, job.value_size), dtype=job.out.dtype, buffer=nl.sbuf)
         for j in range(heads):
-            bias = _bias(job, b, head + j, q0, rows, start, seen)
-            _tile(job, state, kt_v, mask, bias, head + j, i, j, rows, seen, start == 0, result)
+            bias = _bias(job, b, head + j, q0, rows, begin, seen)
+            _tile(job, state, own, mask, bias, head + j, i, j, rows, seen, low >= start, result)
         if result != None:
             nisa.dma_copy(dst=job.out[b, q0 : q0 + rows, head : head + heads, :], src=result[:rows, :, :])
 
 
 def _after(job: Any, mask: Any, q0: int, rows: int, start: int, seen: int) -> None:
     """Clear the mask where a key comes after its query: key ``start + j``, query ``q0 + p``."""
-    last = q0 + job.keys - job.queries - start
+    last = q0 + job.high - start
     begin = max(0, last)
     part = mask[:rows, begin:seen]
     nisa.affine_select(

@@ -95,6 +95,9 @@ class StepBuilder:
             positions[start : start + count] = np.arange(count)
             owner[start : start + count] = row
         base = (owner[:, None] == owner[None, :]) & (positions[None, :] <= positions[:, None])
+        # A padded token sees itself alone, as near as a window asks for.
+        base[used:] = False
+        np.fill_diagonal(base, True)
         masks: dict[GroupShape, torch.Tensor] = {}
         views = []
         for group, table in zip(self.groups, batch.tables, strict=True):
@@ -103,7 +106,7 @@ class StepBuilder:
             if group not in masks:
                 mask = _reach(base, positions[None, :], positions[:, None], group)
                 masks[group] = torch.from_numpy(mask)[None]
-            views.append(KVView(_tensor(slots), None, masks[group], causal=True))
+            views.append(KVView(_tensor(slots), None, masks[group], causal=True, window=group.window))
         step = Step(Phase.PREFILL, _tensor(ids), _tensor(positions), tuple(views), 1)
         return Work(step, tuple(rows), tuple(starts), tuple(counts), Shape(Phase.PREFILL, size, size))
 
@@ -120,15 +123,19 @@ class StepBuilder:
         for group, table in zip(self.groups, batch.tables, strict=True):
             slots = np.zeros(size, np.int64)
             slots[:count] = _slots(table, np.full(count, row), positions[:count], group.block_size)
-            first = _first_block(positions[:1], group)
+            whole = group.begins_with_window(context, size)
+            first = _first_block(positions[:1], group, before=whole)
             last = positions[count - 1 : count] // group.block_size
             blocks = _blocks(table, one, first, last, group.blocks_needed(context, size))
             if group not in masks:
                 mask, start = _paged_mask(positions, first, blocks.shape[1], group)
+                # What a padded token sees: the first key, or where the table moves with the window, one within it.
                 mask[count:] = False
-                mask[count:, 0] = True
+                padded = np.arange(count, size)
+                mask[padded, padded if whole else 0] = True
                 masks[group] = torch.from_numpy(mask)[None], _tensor(start)
-            views.append(KVView(_tensor(slots), _tensor(blocks), *masks[group]))
+            window = group.window if whole else None
+            views.append(KVView(_tensor(slots), _tensor(blocks), *masks[group], window=window))
         step = Step(Phase.EXTEND, _tensor(ids), _tensor(positions), tuple(views), 1)
         return Work(step, (row,), (0,), (count,), Shape(Phase.EXTEND, size, context))
 
@@ -167,23 +174,28 @@ def _slots(table: NDArray[np.int32], rows: Ints, positions: Ints, block_size: in
     return table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
 
 
-def _first_block(queries: Ints, group: GroupShape) -> Ints:
-    """Index in its table of the first block that a row's first query can reach, [B]."""
+def _first_block(queries: Ints, group: GroupShape, *, before: bool = False) -> Ints:
+    """Index in its table of the first block that a row's first query can reach, [B]; below 0 with ``before``, where a
+    window begins before the sequence.
+    """
     if group.window is not None:
-        return np.maximum(queries - group.window + 1, 0) // group.block_size
+        first = (queries - group.window + 1) // group.block_size
+        return first if before else np.maximum(first, 0)
     if group.chunk is not None:
         return queries // group.chunk * group.chunk // group.block_size
     return np.zeros(queries.size, np.int64)
 
 
 def _blocks(table: NDArray[np.int32], rows: Ints, first: Ints, last: Ints, width: int) -> Ints:
-    """``width`` blocks of each row from ``first`` on, [B, M]; the null block past ``last``, a row's own last one.
+    """``width`` blocks of each row from ``first`` on, [B, M]; the null block before a row's own first
+    one and past its last, ``last``.
 
     A mask shows none of those, but the table has entries of earlier requests there, and a NaN of a broken neighbour
     gets past a mask: 0 * NaN is NaN.
     """
     index = np.minimum(first[:, None] + np.arange(width), table.shape[1] - 1)
-    return np.where(index <= last[:, None], table[rows[:, None], index], 0).astype(np.int64)
+    own = (index >= 0) & (index <= last[:, None])
+    return np.where(own, table[rows[:, None], index], 0).astype(np.int64)
 
 
 def _paged_mask(positions: Ints, first: Ints, width: int, group: GroupShape) -> tuple[Bools, Ints]:
@@ -193,7 +205,7 @@ def _paged_mask(positions: Ints, first: Ints, width: int, group: GroupShape) -> 
     """
     start = first * group.block_size
     keys = start[:, None] + np.arange(width * group.block_size)
-    return _reach(keys <= positions[:, None], keys, positions[:, None], group), start
+    return _reach((keys >= 0) & (keys <= positions[:, None]), keys, positions[:, None], group), start
 
 
 def _reach(causal: Bools, keys: Ints, queries: Ints, group: GroupShape) -> Bools:

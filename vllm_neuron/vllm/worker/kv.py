@@ -19,7 +19,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from vllm_neuron.errors import ConfigError, UnsupportedError
-from vllm_neuron.model.kv_cache import KVBinding, KVSpec, LayerSpec, blocks_needed
+from vllm_neuron.model.kv_cache import KVBinding, KVSpec, LayerSpec, begins_with_window, blocks_needed
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class GroupShape:
     def blocks_needed(self, context: int, queries: int) -> int:
         """M, blocks of a row's table that a step with that context bucket and Q queries reads."""
         return blocks_needed(context, queries, block_size=self.block_size, window=self.window, chunk=self.chunk)
+
+    def begins_with_window(self, context: int, queries: int) -> bool:
+        """Whether the table of an EXTEND of that shape begins in the block where the first query's window does."""
+        return begins_with_window(context, queries, block_size=self.block_size, window=self.window, chunk=self.chunk)
 
 
 def to_vllm(spec: KVSpec, block_size: int) -> dict[str, KVCacheSpec]:

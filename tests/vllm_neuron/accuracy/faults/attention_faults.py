@@ -82,7 +82,7 @@ def _sees_mates(step: Step, view: KVView) -> KVView:
     """Packed requests see what comes before them in the step."""
     size = view.mask_BQS.shape[-1]
     real = view.mask_BQS.any(dim=1, keepdim=True)
-    return replace(view, mask_BQS=torch.ones(1, size, size, dtype=torch.bool).tril() & real)
+    return replace(view, mask_BQS=torch.ones(1, size, size, dtype=torch.bool).tril() & real, window=None)
 
 
 def _stale_block(step: Step, view: KVView) -> KVView:

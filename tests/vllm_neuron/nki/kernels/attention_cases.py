@@ -60,3 +60,15 @@ def paged(
         table[row, -(-length // block) :] = 0
         masks.append(sees(torch.arange(length - queries, length).clamp(min=0), keys, window, chunk))
     return Paged(normal(5, total, block, width, dtype=dtype), table, torch.stack(masks))
+
+
+def windowed(normal, queries: int, block: int, width: int, window: int, done: int, dtype: torch.dtype) -> Paged:
+    """One row's chunk after ``done`` tokens; the table begins where the first query's window does, as the runner cuts
+    it: before the sequence that is the null block.
+    """
+    first = (done - window + 1) // block
+    ids = first + torch.arange(-(-(window - 1 + queries) // block) + 1)
+    table = torch.where((ids >= 0) & (ids * block < done + queries), 1 + ids.flip(0) - first, 0)
+    keys = first * block + torch.arange(len(ids) * block)
+    mask = sees(done + torch.arange(queries), keys, window, None) & (keys >= 0)
+    return Paged(normal(5, len(ids) + 1, block, width, dtype=dtype), table[None], mask[None])

@@ -113,6 +113,31 @@ def test_a_chunk_after_cached_tokens(cores, heads, kv_heads, size):
 
 
 @pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("heads, kv_heads, size", [(4, 1, 128), (2, 1, 256), (4, 2, 64)])
+def test_prefill_with_a_window(cores, heads, kv_heads, size):
+    """A window of 512 in 2,048 tokens: without it declared, twice what is visible and more."""
+    k, q, mask = zeros(1, 2048, kv_heads, size), zeros(1, 2048, heads, size), visible(1, 2048, 2048)
+    call = {"q": q, "k": k, "v": k, "mask": mask, "scale": 0.1, "causal": True}
+    found = ratios(FLASH, cores, **call, window=512)
+    assert found["tensor"] <= (LIMIT if size < 128 else 1.26) and found["hbm"] <= LIMIT
+    FLASH[cores](**call)
+    assert bound("flash_attention_kernel", call | {"window": 512}).ratios(standin.last_counts())["tensor"] > 2.4
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("heads, kv_heads, size, limit", [(4, 1, 128, 1.75), (2, 1, 256, 1.85), (4, 2, 64, 2.35)])
+def test_a_chunk_with_a_window(cores, heads, kv_heads, size, limit):
+    """A chunk of 2,048 tokens in a window of 512. Above the prefill: transposes of gathered keys, and up to a block of
+    keys more, as a table begins with a block. Without it declared all of its 2,560 keys would be multiplied.
+    """
+    call = cache(1, 2048, 2576, heads, kv_heads, size, size)
+    declared = call | {"window": 512, "block_size": 16}
+    assert ratios(SEGMENTED, cores, **declared)["tensor"] <= limit
+    SEGMENTED[cores](**call)
+    assert bound("segmented_attention_kernel", declared).ratios(standin.last_counts())["tensor"] > 5
+
+
+@pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("rows, keys", [(8, 2048), (1, 4096), (3, 528)])
 @pytest.mark.parametrize("heads, kv_heads, size", [(4, 1, 128), (16, 2, 64), (8, 8, 80), (4, 1, 256)])
 def test_decode_reads_each_key_and_value_once(cores, rows, keys, heads, kv_heads, size):
@@ -154,6 +179,13 @@ def test_bounds_by_hand():
     pairs = 5 + 6 + 7 + 8
     assert found.tensor_cycles == 2 * pairs * 256 / (128 * 128)
     assert found.hbm_bytes == 2 * (2 * 4 * 2 * 128 + 2 * 8 * 128) + pairs
+    wide = {"q": zeros(1, 4, 2, 128), "k": k, "v": k, "mask": mask, "causal": True, "window": 3}
+    found = bound("flash_attention_kernel", wide)
+    assert found.tensor_cycles == 2 * 4 * 3 * 256 / (128 * 128)
+    assert found.hbm_bytes == 2 * (2 * 4 * 2 * 128 + 2 * 6 * 128) + 4 * 3
+    assert bound("flash_attention_kernel", wide | {"window": 6}).tensor_cycles == 2 * (5 + 6 + 6 + 6) * 256 / 128**2
+    paged = bound("segmented_attention_kernel", cache(1, 8, 32, 4, 2, 64, 32) | {"window": 5, "block_size": 16})
+    assert paged.tensor_cycles == 4 * 8 * 5 * 96 / (128 * 128)
     paged = bound("attention_decode_kernel", cache(2, 1, 32, 4, 2, 64, 32))
     assert paged.hbm_bytes == 2 * (2 * 4 * 64 + 2 * 32 * 2 * 96 + 2 * 4 * 32) + 2 * 32 * 4 + 2 * 32
     assert bound("topk_kernel", {"logits": torch.zeros(3, 100), "k": 5}).hbm_bytes == 3 * 100 * 4 + 3 * 5 * 8

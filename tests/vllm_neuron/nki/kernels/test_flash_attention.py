@@ -72,6 +72,56 @@ def test_masks_of_the_runner(on_cores, agree, normal, kind, cores):
     both(on_cores, agree, cores, q, k, v, mask, causal=True, **extras(normal, q, 290))
 
 
+@settings(max_examples=60)
+@given(
+    st.one_of(st.sampled_from([1, 128, 129, 512, 640]), st.integers(1, 700)),
+    st.one_of(st.sampled_from([1, 2, 127, 128, 129, 130, 256]), st.integers(1, 800)),
+    st.integers(1, 4), HEADS, SIZES, TYPES, OPTIONS, CORES, st.booleans(),
+)  # fmt: skip
+def test_any_declared_window(
+    on_cores, agree, normal, length, window, packed, heads, sizes, dtype, options, cores, causal
+):
+    """Packs of prompts; in fp32 the numbers are those without the promise."""
+    q, k, v = operands(normal, length, length, heads, sizes, dtype)
+    given_ = {"causal": causal} | extras(normal, q, length, **options)
+    mask = prefill_mask(length, packed=min(packed, length - length // 10), window=window).triu(1 - window)
+    both(on_cores, agree, cores, q, k, v, mask, window=window, **given_)
+    if dtype is torch.float32:
+        with on_cores(cores):
+            found = NF.flash_attention(q, k, v, mask, window=window, **given_)
+            agree(found, NF.flash_attention(q, k, v, mask, **given_))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("size", [16, 64, 128])
+@pytest.mark.parametrize(
+    "queries, keys, window", [(300, 300, 130), (140, 700, 300), (140, 2300, 200), (2200, 2200, 50), (300, 2500, 2300)]
+)
+def test_windows_over_several_sections(on_cores, agree, normal, queries, keys, window, size, cores):
+    """More keys than queries, tiles that begin in one section and end in the next, and sections that none sees."""
+    q, k, v = operands(normal, queries, keys, (2, 1), (size, 32), torch.float32)
+    mask = torch.ones(1, queries, keys, dtype=torch.bool).tril(keys - queries).triu(keys - queries - window + 1)
+    assert mask.any(-1).all()
+    both(on_cores, agree, cores, q, k, v, mask, causal=True, window=window, **extras(normal, q, keys, sinks=True))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("kernels", ["off", "auto", "require"])
+def test_hidden_blocks_are_left_out_by_the_kernel_alone(agree, normal, monkeypatch, kernels, cores):
+    """A promise that does not hold: torch goes by the mask, the kernel never meets what the window hides."""
+    q, k, v = operands(normal, 640, 640, (2, 2), (64, 64), torch.float32)
+    v[:, :128] = 1e4
+    mask = torch.ones(1, 640, 640, dtype=torch.bool).tril()
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", str(cores))
+    with NF.use_kernels(kernels):
+        found = NF.flash_attention(q, k, v, mask, scale=0.1, causal=True, window=128)[:, 400:]
+    if kernels == "require":
+        assert found.abs().max() < 10
+    else:
+        agree(found, NF.flash_attention.reference(q, k, v, mask, scale=0.1)[:, 400:])
+        assert found.abs().min() > 10
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("keys", [200, 2048, 2200])
 def test_prior_keys(on_cores, agree, normal, keys, cores):
@@ -154,6 +204,7 @@ REFUSED = [
     ({"mask_BQS": torch.ones(1, 40, 40)}, ["mask_BQS.dtype", "float32", "bool"]),
     ({"q_BQND": torch.zeros(1, 41, 2, 16), "mask_BQS": torch.ones(1, 41, 40, dtype=torch.bool), "causal": True},
      ["k_BSKD.shape[1]", "40", "41"]),
+    ({"window": 0}, ["window", "0", "above 0"]),
     ({"q_BQND": torch.zeros(1, 40, 2, 8)}, ["k_BSKD.shape", "(1, 40, 1, 16)", "(1, 40, 1, 8)"]),
     ({"v_BSKE": torch.zeros(1, 40, 1, 600)}, ["value size", "600", "512"]),
     ({"q_BQND": torch.zeros(1, 40, 2, 1024), "k_BSKD": torch.zeros(1, 40, 1, 1024)}, ["head size", "1024"]),

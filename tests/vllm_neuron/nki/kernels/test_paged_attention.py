@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vllm_neuron.functional as NF
-from tests.vllm_neuron.nki.kernels.attention_cases import CORES, HEADS, SIZES, TYPES, paged
+from tests.vllm_neuron.nki.kernels.attention_cases import CORES, HEADS, SIZES, TYPES, paged, windowed
 from vllm_neuron.errors import OperationError
 from vllm_neuron.functional import dispatch
 
@@ -70,6 +70,50 @@ def test_windows_and_chunks(on_cores, agree, normal, kind, operation, cores):
     q, cache = case(normal, 3, 1, (12, 16), (4, 2), (64, 64), torch.bfloat16, **kind)
     assert not cache.mask_BQS[0].all()
     call(on_cores, agree, OPERATIONS[operation], cores, q, cache, **extras(normal, q, cache, 2))
+
+
+@settings(max_examples=60)
+@given(
+    st.one_of(st.sampled_from([1, 128, 129, 384]), st.integers(1, 500)), st.sampled_from([8, 16, 20, 32]),
+    st.one_of(st.sampled_from([1, 16, 128, 512]), st.integers(1, 700)), st.integers(1, 900),
+    HEADS, SIZES, TYPES, OPTIONS, CORES,
+)  # fmt: skip
+def test_segments_with_a_declared_window(
+    on_cores, agree, normal, queries, block, window, done, heads, sizes, dtype, options, cores
+):
+    """Tables that begin where the first query's window does, also before the sequence; in fp32 the numbers are those
+    without the promise.
+    """
+    cache = windowed(normal, queries, block, heads[1] * sum(sizes), window, done, dtype)
+    q = normal(1, 1, queries, heads[0], sizes[0], dtype=dtype)
+    given_ = extras(normal, q, cache, heads[1], **options)
+    call(on_cores, agree, NF.segmented_attention, cores, q, cache, window=window, **given_)
+    if dtype is torch.float32:
+        arguments = q, cache.pages, cache.blocks_BM, cache.mask_BQS
+        with on_cores(cores):
+            found = NF.segmented_attention(*arguments, window=window, **given_)
+            agree(found, NF.segmented_attention(*arguments, **given_))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("heads", [(4, 1), (2, 2)])
+@pytest.mark.parametrize("window", [600, 2300])
+def test_declared_windows_over_several_sections(on_cores, agree, normal, window, heads, cores):
+    """Query tiles that share keys, and more of them than a section holds."""
+    cache = windowed(normal, 700, 16, heads[1] * 64, window, 3000, torch.float32)
+    q = normal(1, 1, 700, heads[0], 32)
+    given_ = extras(normal, q, cache, heads[1], sinks=True)
+    call(on_cores, agree, NF.segmented_attention, cores, q, cache, window=window, **given_)
+
+
+def test_a_window_needs_a_key_for_each_query(on_cores, normal):
+    cache = windowed(normal, 20, 16, 32, 16, 50, torch.float32)
+    q = normal(1, 1, 20, 1, 16)
+    arguments = q, cache.pages, cache.blocks_BM[:, :1], cache.mask_BQS[..., :16]
+    with on_cores(1), pytest.raises(OperationError, match="a key for each of 20 queries"):
+        NF.segmented_attention(*arguments, kv_heads=1, scale=0.2, window=16)
+    with on_cores(1), pytest.raises(OperationError, match="window"):
+        NF.segmented_attention(q, cache.pages, cache.blocks_BM, cache.mask_BQS, kv_heads=1, scale=0.2, window=0)
 
 
 @pytest.mark.parametrize("size", [32, 64])
