@@ -16,7 +16,8 @@ Estimating it from samples has three traps, and this module avoids them so:
   Hellinger distance of two multinomial samples is a scaled chi-square of k - 1 degrees of freedom). Neighbouring bins
   are therefore joined to about 2 n^(1/3) groups of equal mass (Rice's rule, 4 to 64), the bias is added back, and the
   limit is lowered by four standard deviations: 0.9899 for a million elements, 0.984 for a thousand, 0.95 for a
-  hundred. A tensor of a few dozen elements can't tell a factor of two, and the lowered limit says so.
+  hundred. A tensor of a few dozen elements can't tell a factor of two, and the lowered limit says so; of
+  pairs of 32 elements about one in a hundred is still found unlike, of larger ones next to none.
 """
 
 from __future__ import annotations
