@@ -167,10 +167,11 @@ def attention_decode(
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
     latent_size: int | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Attention of few queries a row over the paged cache (DECODE: Q = 1).
 
-    Arguments and result as in :func:`segmented_attention`, without a window: a table holds little else.
+    Arguments and result as in :func:`segmented_attention`.
     """
     k, v = _gather(pages, blocks_BM, kv_heads, q_BQND.shape[-1], latent_size)
     return _attend(q_BQND, k, v, mask_BQS, scale, softcap, sinks_N, bias_BNQS)
@@ -238,22 +239,6 @@ def _paged_is_plain(
     return _plain(softcap, sinks_N, bias_BNQS)
 
 
-def _decode_is_plain(
-    q_BQND: Tensor,
-    pages: Tensor,
-    blocks_BM: Tensor,
-    mask_BQS: Tensor,
-    *,
-    kv_heads: int,
-    scale: float,
-    softcap: float | None = None,
-    sinks_N: Tensor | None = None,
-    bias_BNQS: Tensor | None = None,
-    latent_size: int | None = None,
-) -> Support:
-    return _plain(softcap, sinks_N, bias_BNQS)
-
-
 @flash_attention.kernel("torch.sdpa", target="cpu", supports=_dense_is_plain)
 def _flash_sdpa(
     q_BQND: Tensor,
@@ -272,6 +257,7 @@ def _flash_sdpa(
 
 
 @segmented_attention.kernel("torch.sdpa", target="cpu", supports=_paged_is_plain)
+@attention_decode.kernel("torch.sdpa", target="cpu", supports=_paged_is_plain)
 def _paged_sdpa(
     q_BQND: Tensor,
     pages: Tensor,
@@ -288,26 +274,6 @@ def _paged_sdpa(
 ) -> Tensor:
     k, v = _gather(pages, blocks_BM, kv_heads, q_BQND.shape[-1], latent_size)
     return _sdpa(q_BQND, k, v, mask_BQS, scale)
-
-
-@attention_decode.kernel("torch.sdpa", target="cpu", supports=_decode_is_plain)
-def _decode_sdpa(
-    q_BQND: Tensor,
-    pages: Tensor,
-    blocks_BM: Tensor,
-    mask_BQS: Tensor,
-    *,
-    kv_heads: int,
-    scale: float,
-    softcap: float | None = None,
-    sinks_N: Tensor | None = None,
-    bias_BNQS: Tensor | None = None,
-    latent_size: int | None = None,
-) -> Tensor:
-    return _paged_sdpa(
-        q_BQND, pages, blocks_BM, mask_BQS, kv_heads=kv_heads, scale=scale, softcap=softcap, sinks_N=sinks_N,
-        bias_BNQS=bias_BNQS, latent_size=latent_size,
-    )  # fmt: skip
 
 
 def _contiguous_pages(pages: Tensor, k_TKD: Tensor, v_TKE: Tensor | None, slots_T: Tensor) -> Support:

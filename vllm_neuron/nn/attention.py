@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -254,16 +253,19 @@ class Attention(CachedBlock):
                 window=view.window,
             )
         assert view.blocks_BM is not None
-        options: dict[str, Any] = {
-            "kv_heads": self.kv_heads,
-            "scale": self.scale,
-            "softcap": self.softcap,
-            "sinks_N": self.sinks,
-            "bias_BNQS": bias,
-        }
-        if step.phase is Phase.DECODE:
-            return NF.attention_decode(q, self.pages(), view.blocks_BM, view.mask_BQS, **options)
-        return NF.segmented_attention(q, self.pages(), view.blocks_BM, view.mask_BQS, **options, window=view.window)
+        paged = NF.attention_decode if step.phase is Phase.DECODE else NF.segmented_attention
+        return paged(
+            q,
+            self.pages(),
+            view.blocks_BM,
+            view.mask_BQS,
+            kv_heads=self.kv_heads,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks_N=self.sinks,
+            bias_BNQS=bias,
+            window=view.window,
+        )
 
     def _other(self, view: KVView) -> tuple[Tensor, Tensor]:
         """This step's keys and values of the layer whose cache is read, as it has just written them."""

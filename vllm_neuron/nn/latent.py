@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -162,7 +160,14 @@ class LatentAttention(CachedBlock):
             v = k[..., : self.kv_rank]
             return NF.flash_attention(q, k, v, view.mask_BQS, scale=self.scale, causal=view.causal, window=view.window)
         assert view.blocks_BM is not None
-        options: dict[str, Any] = {"kv_heads": 1, "scale": self.scale, "latent_size": self.kv_rank}
-        if step.phase is Phase.DECODE:
-            return NF.attention_decode(q, self.pages(), view.blocks_BM, view.mask_BQS, **options)
-        return NF.segmented_attention(q, self.pages(), view.blocks_BM, view.mask_BQS, **options, window=view.window)
+        paged = NF.attention_decode if step.phase is Phase.DECODE else NF.segmented_attention
+        return paged(
+            q,
+            self.pages(),
+            view.blocks_BM,
+            view.mask_BQS,
+            kv_heads=1,
+            scale=self.scale,
+            latent_size=self.kv_rank,
+            window=view.window,
+        )

@@ -159,6 +159,7 @@ def _takes_decode(
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
     latent_size: int | None = None,
+    window: int | None = None,
 ) -> Support:
     row = pages.shape[2] * pages.dtype.itemsize
     if row > ROW_BYTES:
@@ -177,6 +178,7 @@ def _takes_decode(
         sinks_N=sinks_N,
         bias_BNQS=bias_BNQS,
         latent_size=latent_size,
+        window=window,
     )
 
 
@@ -286,43 +288,9 @@ def _decode(
     sinks_N: Tensor | None = None,
     bias_BNQS: Tensor | None = None,
     latent_size: int | None = None,
+    window: int | None = None,
 ) -> Tensor:
     return _paged(DECODE, q_BQND, pages, blocks_BM, mask_BQS, kv_heads, scale, softcap, sinks_N, bias_BNQS, latent_size)
 
 
-def _takes_few_segmented(
-    q_BQND: Tensor,
-    pages: Tensor,
-    blocks_BM: Tensor,
-    mask_BQS: Tensor,
-    *,
-    kv_heads: int,
-    scale: float,
-    softcap: float | None = None,
-    sinks_N: Tensor | None = None,
-    bias_BNQS: Tensor | None = None,
-    latent_size: int | None = None,
-) -> Support:
-    return _takes_paged(
-        q_BQND, pages, blocks_BM, mask_BQS, kv_heads=kv_heads, scale=scale, softcap=softcap, sinks_N=sinks_N,
-        bias_BNQS=bias_BNQS, latent_size=latent_size,
-    )  # fmt: skip
-
-
-@attention_decode.kernel("nki.segmented_attention", target="nki", supports=_takes_few_segmented)
-def _few_segmented(
-    q_BQND: Tensor,
-    pages: Tensor,
-    blocks_BM: Tensor,
-    mask_BQS: Tensor,
-    *,
-    kv_heads: int,
-    scale: float,
-    softcap: float | None = None,
-    sinks_N: Tensor | None = None,
-    bias_BNQS: Tensor | None = None,
-    latent_size: int | None = None,
-) -> Tensor:
-    return _paged(
-        SEGMENTED, q_BQND, pages, blocks_BM, mask_BQS, kv_heads, scale, softcap, sinks_N, bias_BNQS, latent_size
-    )
+attention_decode.kernel("nki.segmented_attention", target="nki", supports=_takes_paged)(_segmented)
